@@ -1,0 +1,35 @@
+"""Who attends to what in one step: the tensors that every attention kernel reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(slots=True)
+class AttentionMeta:
+    """B items with ragged queries, packed one after the other, over paged KV.
+
+    Item i has queries [q_start[i], q_start[i+1]); they are the last ones of its ``kv_lens[i]`` tokens,
+    so query j of item i stands at position kv_lens[i] - q_len[i] + j and sees positions up to its own.
+    The KV of position p of item i lies in slot ``table[rows[i], p]``.
+    """
+
+    table: torch.Tensor
+    """[R, C] int32, slots by row and position."""
+    rows: torch.Tensor
+    """[B] int32"""
+    q_start: torch.Tensor
+    """[B + 1] int32"""
+    kv_lens: torch.Tensor
+    """[B] int32"""
+    max_q: int
+    """An upper bound on any q_len."""
+    max_kv: int
+    """An upper bound on any kv_len."""
+    num_decodes: int = 0
+    """The first so many items have one query each."""
+    q_lens_host: list[int] | None = None
+    """q_len of each item, where the host knows them (CPU paths)."""
+    kv_lens_host: list[int] | None = None

@@ -1,0 +1,1 @@
+"""The gateway: programs in, token requests out, text back."""

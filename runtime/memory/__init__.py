@@ -1,0 +1,1 @@
+"""Who owns which KV slot: the page pool and the radix tree."""

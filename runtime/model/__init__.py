@@ -1,0 +1,1 @@
+"""Weights, decoders and samplers."""

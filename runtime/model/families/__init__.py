@@ -1,0 +1,1 @@
+"""One decoder an architecture family."""

@@ -1,0 +1,1 @@
+"""Layers that decoders are built from."""

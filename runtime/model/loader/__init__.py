@@ -1,0 +1,1 @@
+"""Readers of weights: safetensors, GGUF, dummy."""

@@ -1,0 +1,36 @@
+"""The seam between engine and device: a batch goes in, sampled tokens come out, possibly later."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ..scheduler.batch import StepBatch, StepResult
+
+
+class Ticket(Protocol):
+    """A step that was launched."""
+
+    def ready(self) -> bool:
+        """Whether `result` would return without waiting."""
+        ...
+
+    def result(self) -> StepResult:
+        """Wait for the step's samples. Raises what the step raised."""
+        ...
+
+
+class Runner(Protocol):
+    """Runs steps in the order of their launches. Owns weights, KV memory and the request tables
+    (slots, last token, sampling state a row); knows nothing of requests, trees or who waits."""
+
+    num_slots: int
+    """KV slots there are, for all layers; slot 0 is scratch and never handed out."""
+    max_rows: int
+    context_length: int
+    vocab_size: int
+
+    def launch(self, batch: StepBatch) -> Ticket:
+        """Start a step. Returns at once where the device is asynchronous."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,1 @@
+"""Programs as data, and the interpreter that runs them over an executor. Torch-free."""

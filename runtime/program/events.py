@@ -1,0 +1,64 @@
+"""What a running program reports to whoever started it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..protocol.errors import ErrorInfo
+from ..protocol.meta import MetaInfo
+
+
+class TextDelta(msgspec.Struct, frozen=True, tag="delta", omit_defaults=True):
+    """New text of a stream; ``op`` is the `Gen` or `Select` that made it, -1 for literals and markers.
+
+    Sent only when the program was opened with ``stream=True``. ``meta`` carries the log-probs of just
+    these tokens where they were asked for.
+    """
+
+    stream: int
+    text: str
+    op: int = -1
+    meta: MetaInfo | None = None
+
+
+class Value(msgspec.Struct, frozen=True, tag="value", omit_defaults=True):
+    """An instruction's value: the text (a list for n > 1, or for a joined variable), and its meta."""
+
+    stream: int
+    op: int
+    name: str | None = None
+    value: str | list[str | None] | None = None
+    meta: MetaInfo | list[MetaInfo] | None = None
+
+
+class Synced(msgspec.Struct, frozen=True, tag="synced", omit_defaults=True):
+    """A `Sync` was reached."""
+
+    op: int
+    text: str | None = None
+    messages: list[dict[str, str]] | None = None
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed", omit_defaults=True):
+    """An instruction failed. The stream stops there, and so does whatever waits on its values."""
+
+    stream: int
+    op: int
+    error: ErrorInfo
+
+
+class Warned(msgspec.Struct, frozen=True, tag="warned"):
+    """Something worth knowing, such as a chat template that rewrites its history."""
+
+    stream: int
+    name: str
+    message: str
+
+
+class Done(msgspec.Struct, frozen=True, tag="done", omit_defaults=True):
+    """The program has ended; nothing more will come. ``error`` is set when all of it failed."""
+
+    error: ErrorInfo | None = None
+
+
+Event = TextDelta | Value | Synced | Failed | Warned | Done

@@ -1,0 +1,46 @@
+"""Bytes to validated messages and back. Nothing here executes what it reads."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from .errors import BackendError
+from .messages import ClientMessage, EngineMessage, EngineReply, GatewayMessage
+
+MAX_MESSAGE_BYTES = 256 << 20
+
+M = TypeVar("M")
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Codec(Generic[M]):
+    """Encodes anything, decodes only the messages of one direction."""
+
+    def __init__(self, union: Any, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(union)
+        self.max_bytes = max_bytes
+
+    def encode(self, message: M) -> bytes:
+        return _encoder.encode(message)
+
+    def decode(self, data: bytes | memoryview) -> M:
+        """Raises `BackendError` saying what was wrong: size, msgpack, tag, a field's type."""
+        if len(data) > self.max_bytes:
+            raise BackendError(f"message of {len(data)} bytes; the limit is {self.max_bytes}")
+        try:
+            return self._decoder.decode(data)
+        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, ValueError) as error:
+            raise BackendError(f"malformed message: {str(error)[:200]}") from None
+
+
+client_codec: Codec[ClientMessage] = Codec(ClientMessage)
+gateway_codec: Codec[GatewayMessage] = Codec(GatewayMessage)
+engine_codec: Codec[EngineMessage] = Codec(EngineMessage)
+reply_codec: Codec[EngineReply] = Codec(EngineReply)
+
+
+def raw(value: Any) -> msgspec.Raw:
+    """Plain data inside a message: encoded now, decoded by whoever knows its type."""
+    return msgspec.Raw(_encoder.encode(value))

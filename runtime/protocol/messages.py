@@ -1,0 +1,288 @@
+"""The only words spoken between processes: client to gateway, and gateway to engine.
+
+Every message is a tagged msgspec struct in msgpack. Arrays travel as little-endian bytes. Programs and
+their events are defined in `ramet.runtime.program`; here they are carried as data.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from .errors import ErrorInfo
+from .meta import MetaInfo
+
+PROTOCOL_VERSION = 1
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
+    pass
+
+
+# --- client → gateway -----------------------------------------------------------------------------
+
+
+class Hello(_Message, frozen=True, kw_only=True, tag="hello"):
+    """First message of a connection. Answered by `Welcome`, or by `Refused`."""
+
+    version: int
+    client: str = ""
+    api_key: str | None = None
+
+
+class OpenProgram(_Message, frozen=True, kw_only=True, tag="open"):
+    """Start program ``pid`` (the client's number). ``program`` is a `Program` as plain data, or the
+    ``key`` of one registered before. ``closed`` says that no `AppendProgram` will follow."""
+
+    pid: int
+    program: msgspec.Raw = msgspec.Raw()
+    key: int | None = None
+    args: dict[str, Any] = {}
+    sampling: dict[str, Any] = {}
+    stream: bool = False
+    closed: bool = False
+    cache_salt: str | None = None
+
+
+class RegisterProgram(_Message, frozen=True, kw_only=True, tag="register"):
+    """Keep a compiled program under ``key`` for later `OpenProgram`s of this connection."""
+
+    key: int
+    program: msgspec.Raw
+
+
+class AppendProgram(_Message, frozen=True, kw_only=True, tag="append"):
+    """More instructions for a program that is open."""
+
+    pid: int
+    instructions: msgspec.Raw
+    closed: bool = False
+
+
+class CancelProgram(_Message, frozen=True, kw_only=True, tag="cancel"):
+    """Drop what has not run and abort what runs. Answered by a `Done` event."""
+
+    pid: int
+
+
+class Generate(_Message, frozen=True, kw_only=True, tag="generate"):
+    """One prompt, without the language: text (special tokens parsed) or token ids, used as they are."""
+
+    rid: str
+    prompt: str | None = None
+    input_ids: list[int] | None = None
+    sampling: dict[str, Any] = {}
+    stream: bool = False
+    cache_salt: str | None = None
+
+
+class AbortGenerate(_Message, frozen=True, kw_only=True, tag="abort"):
+    """Abort exactly this request of this connection; unknown ids are ignored."""
+
+    rid: str
+
+
+class Control(_Message, frozen=True, kw_only=True, tag="control"):
+    """Ask for something that is not a generation. Answered by `ControlReply`."""
+
+    id: int
+    op: Literal["flush_cache", "server_info"]
+
+
+ClientMessage = (
+    Hello
+    | OpenProgram
+    | RegisterProgram
+    | AppendProgram
+    | CancelProgram
+    | Generate
+    | AbortGenerate
+    | Control
+)
+
+# --- gateway → client -----------------------------------------------------------------------------
+
+
+class Welcome(_Message, frozen=True, kw_only=True, tag="welcome"):
+    """The handshake's answer. ``tokenizer`` is a folder that a client on the same machine may read."""
+
+    version: int
+    server: str
+    model: str
+    context_length: int
+    tokenizer: str | None = None
+
+
+class Refused(_Message, frozen=True, kw_only=True, tag="refused"):
+    """The connection, or a message of it, was not accepted. The connection itself lives on."""
+
+    error: ErrorInfo
+
+
+class ProgramEvents(_Message, frozen=True, kw_only=True, tag="events"):
+    """Events of one program, in order. ``events`` is a list of `Event` as plain data."""
+
+    pid: int
+    events: msgspec.Raw
+
+
+class Generated(_Message, frozen=True, kw_only=True, tag="generated"):
+    """A piece of a `Generate` (``done`` false), or its end. Pieces hold what is new, the end of a
+    request that did not stream holds all. One entry a sample."""
+
+    rid: str
+    texts: list[str]
+    output_ids: list[list[int]]
+    metas: list[MetaInfo]
+    done: bool = True
+
+
+class GenerateFailed(_Message, frozen=True, kw_only=True, tag="generate_failed"):
+    rid: str
+    error: ErrorInfo
+
+
+class ControlReply(_Message, frozen=True, kw_only=True, tag="control_reply"):
+    id: int
+    data: dict[str, Any] = {}
+    error: ErrorInfo | None = None
+
+
+GatewayMessage = Welcome | Refused | ProgramEvents | Generated | GenerateFailed | ControlReply
+
+# --- gateway → engine -----------------------------------------------------------------------------
+
+
+class EngineSampling(_Message, frozen=True, kw_only=True, tag="sampling"):
+    """Sampling with everything resolved: concrete length and seed, stops as bytes, stop ids with the
+    model's own unless ``ignore_eos``."""
+
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    stops: tuple[bytes, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    bias_ids: tuple[int, ...] = ()
+    bias_values: tuple[float, ...] = ()
+    logprobs: bool = False
+    top_logprobs: int = 0
+    logprob_start: int = -1
+    """Positions of the prompt from here on get log-probs too; -1: none of the prompt."""
+
+
+class Submit(_Message, frozen=True, kw_only=True, tag="submit"):
+    """Run one request. The prompt is the first ``base_len`` tokens of handle ``base`` (when given),
+    then ``ids`` (int32). With ``keep``, the finished sequence, without a sampled stop and what a stop
+    string cut, stays reachable under that handle until `Release`."""
+
+    rid: int
+    ids: bytes
+    sampling: EngineSampling
+    base: int | None = None
+    base_len: int = 0
+    keep: int | None = None
+    namespace: bytes = b""
+    program: int = 0
+
+
+class Abort(_Message, frozen=True, kw_only=True, tag="abort_request"):
+    rids: list[int]
+
+
+class Release(_Message, frozen=True, kw_only=True, tag="release"):
+    """The handles are no longer needed. Unknown ones are ignored."""
+
+    handles: list[int]
+
+
+class Credit(_Message, frozen=True, kw_only=True, tag="credit"):
+    """The engine may send this many more `StepOut` messages; without credit it merges them."""
+
+    steps: int
+
+
+class Ask(_Message, frozen=True, kw_only=True, tag="ask"):
+    """Answered by `Answer`. Also opens a connection: the first `Ask` of op ``hello``."""
+
+    id: int
+    op: Literal["hello", "flush", "info", "shutdown"]
+
+
+EngineMessage = Submit | Abort | Release | Credit | Ask
+
+# --- engine → gateway -----------------------------------------------------------------------------
+
+
+class Finish(_Message, frozen=True, kw_only=True, tag="finish"):
+    """How one request ended. ``text_bytes``: how many bytes of the output come before the stop string;
+    -1 when none matched. ``prompt_tokens`` and ``cached_tokens`` are final."""
+
+    rid: int
+    reason: Literal["stop", "length", "abort"]
+    matched: bytes | int | None = None
+    text_bytes: int = -1
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    message: str | None = None
+    error: ErrorInfo | None = None
+
+
+class TopLogprobs(_Message, frozen=True, kw_only=True, tag="top"):
+    """The most likely tokens at one position: ids (int32), log-probs (float32)."""
+
+    ids: bytes
+    values: bytes
+
+
+class PromptLogprobs(_Message, frozen=True, kw_only=True, tag="prompt_logprobs"):
+    """Log-probs (float32) of prompt tokens [start, start + n) of a request, in order of position; a
+    request's pieces join without gaps. ``top`` has one entry a position when asked."""
+
+    rid: int
+    start: int
+    values: bytes
+    top: list[TopLogprobs] = []
+
+
+class StepOut(_Message, frozen=True, kw_only=True, tag="step"):
+    """All that a step (or several merged ones) made for one connection, in columns: request ids
+    (int64), the token each sampled (int32), its log-prob (float32, only if some row asked). A request
+    appears as often as it sampled. ``tops`` is keyed by the column's index."""
+
+    rids: bytes
+    tokens: bytes
+    logprobs: bytes | None = None
+    tops: dict[int, TopLogprobs] = {}
+    prompts: list[PromptLogprobs] = []
+    finished: list[Finish] = []
+
+
+class NeedTokens(_Message, frozen=True, kw_only=True, tag="need_tokens"):
+    """The handle a `Submit` built on is not there (any more): send the whole prompt."""
+
+    rid: int
+
+
+class Beat(_Message, frozen=True, kw_only=True, tag="beat"):
+    """The engine loop is alive; sent to every connection each second, also when idle."""
+
+    step: int
+    running: int
+    waiting: int
+
+
+class Answer(_Message, frozen=True, kw_only=True, tag="answer"):
+    id: int
+    data: dict[str, Any] = {}
+    error: ErrorInfo | None = None
+
+
+EngineReply = StepOut | NeedTokens | Beat | Answer

@@ -1,0 +1,166 @@
+"""How tokens are chosen: one validated, immutable set of parameters for one generation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from .errors import BadInputError
+
+GREEDY_BELOW = 1e-5
+MAX_STOPS = 64
+MAX_STOP_BYTES = 1024
+MAX_TOP_LOGPROBS = 100
+MAX_SAMPLES = 1024
+
+ALIASES = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "sampling_seed": "seed",
+}
+
+
+class Constraint(msgspec.Struct, frozen=True):
+    """What the output must match. ``kind``: regex, json_schema, ebnf or choice."""
+
+    kind: str
+    spec: str
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All knobs of one generation, with SGLang's names. ``top_k`` -1 is off; ``temperature`` under
+    1e-5 is greedy; ``max_new_tokens`` ``None`` means what the context leaves, 1,024 at most, and 0
+    scores the prompt only. Log-probs are natural and of the raw logits."""
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int = 0
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    ignore_eos: bool = False
+    seed: int | None = None
+    logit_bias: dict[int, float] = {}
+    return_logprob: bool = False
+    logprob_start_len: int = -1
+    top_logprobs_num: int = 0
+    skip_special_tokens: bool = True
+    constraint: Constraint | None = None
+    jump_forward: bool = True
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken at every step."""
+        return self.temperature < GREEDY_BELOW or self.top_k == 1
+
+    def check(self, vocab_size: int | None = None) -> SamplingParams:
+        """Return self, or raise `BadInputError` naming the first parameter out of range."""
+        for name in _FLOATS:
+            if not math.isfinite(getattr(self, name)):
+                raise _bad(name, getattr(self, name), "a finite number")
+        if self.max_new_tokens is not None and self.max_new_tokens < 0:
+            raise _bad("max_new_tokens", self.max_new_tokens, ">= 0")
+        if self.min_new_tokens < 0 or (
+            self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens
+        ):
+            raise _bad("min_new_tokens", self.min_new_tokens, "in [0, max_new_tokens]")
+        if not 1 <= self.n <= MAX_SAMPLES:
+            raise _bad("n", self.n, f"in [1, {MAX_SAMPLES}]")
+        if self.temperature < 0:
+            raise _bad("temperature", self.temperature, ">= 0")
+        if not 0 < self.top_p <= 1:
+            raise _bad("top_p", self.top_p, "in (0, 1]")
+        if self.top_k < -1 or (self.top_k == 0):
+            raise _bad("top_k", self.top_k, ">= 1, or -1 for off")
+        if not 0 <= self.min_p <= 1:
+            raise _bad("min_p", self.min_p, "in [0, 1]")
+        for name in ("frequency_penalty", "presence_penalty"):
+            if not -2 <= getattr(self, name) <= 2:
+                raise _bad(name, getattr(self, name), "in [-2, 2]")
+        if not 0 < self.repetition_penalty <= 2:
+            raise _bad("repetition_penalty", self.repetition_penalty, "in (0, 2]")
+        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
+            raise _bad("seed", self.seed, "a 64-bit integer")
+        if not 0 <= self.top_logprobs_num <= MAX_TOP_LOGPROBS:
+            raise _bad("top_logprobs_num", self.top_logprobs_num, f"in [0, {MAX_TOP_LOGPROBS}]")
+        if self.logprob_start_len < -1:
+            raise _bad("logprob_start_len", self.logprob_start_len, ">= -1")
+        if len(self.stop) > MAX_STOPS:
+            raise _bad("stop", f"{len(self.stop)} strings", f"at most {MAX_STOPS} strings")
+        for text in self.stop:
+            if not text:
+                raise _bad("stop", text, "non-empty strings")
+            if len(text.encode("utf-8", "surrogatepass")) > MAX_STOP_BYTES:
+                raise _bad("stop", text[:40] + "…", f"strings of at most {MAX_STOP_BYTES} bytes")
+        if vocab_size is not None:
+            for name, ids in (
+                ("stop_token_ids", self.stop_token_ids),
+                ("logit_bias", self.logit_bias),
+            ):
+                for token in ids:
+                    if not 0 <= token < vocab_size:
+                        raise _bad(name, token, f"token ids in [0, {vocab_size})")
+        for token, bias in self.logit_bias.items():
+            if not math.isfinite(bias):
+                raise _bad("logit_bias", {token: bias}, "finite numbers")
+        return self
+
+
+_FLOATS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+)
+FIELDS = frozenset(SamplingParams.__struct_fields__)
+
+
+def _bad(name: str, value: object, allowed: str) -> BadInputError:
+    return BadInputError(f"{name} must be {allowed}, not {value!r}", param=name)
+
+
+def sampling_from(*layers: Mapping[str, Any]) -> SamplingParams:
+    """Merge layers (later ones win, ``None`` inherits) into checked `SamplingParams`.
+
+    Raises `BadInputError` for an unknown name, a wrong type or a value out of range.
+    """
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            name = ALIASES.get(key, key)
+            if name not in FIELDS:
+                raise BadInputError(f"unknown sampling parameter {key!r}", param=key)
+            if value is not None:
+                merged[name] = value
+    stop = merged.get("stop")
+    if isinstance(stop, str):
+        merged["stop"] = (stop,) if stop else ()
+    ids = merged.get("stop_token_ids")
+    if isinstance(ids, int):
+        merged["stop_token_ids"] = (ids,)
+    if merged.get("top_k") == 0:
+        merged["top_k"] = -1
+    bias = merged.get("logit_bias")
+    if isinstance(bias, Mapping):
+        try:
+            merged["logit_bias"] = {int(token): float(b) for token, b in bias.items()}  # pyright: ignore
+        except (TypeError, ValueError):
+            raise _bad("logit_bias", bias, "a map from token id to number") from None
+    try:
+        params = msgspec.convert(merged, SamplingParams)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$.")
+        name = path.rstrip("`").split("[")[0] or None
+        raise BadInputError(f"{name or 'sampling'}: {message}", param=name) from None
+    return params.check()

@@ -1,0 +1,1 @@
+"""Which requests run next, as plain data: no model, no device."""

@@ -1,0 +1,99 @@
+"""One step's work, as the scheduler hands it to the model runner: plain numpy, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ..protocol.messages import EngineSampling
+
+IntArray = npt.NDArray[np.int32]
+LongArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32]
+
+FROM_DEVICE = -1
+"""In `StepBatch.ids`: feed the token that this row sampled last, which the host may not know yet."""
+
+
+@dataclass(slots=True)
+class NewRow:
+    """A request that takes a row of the runner's tables. Comes in the batch of its first step."""
+
+    row: int
+    sampling: EngineSampling
+    prompt: IntArray
+    """Prompt token ids, for penalties that count them."""
+    output: IntArray
+    """Tokens sampled before a retraction, oldest first; usually empty."""
+    slots: IntArray
+    """KV slots of the tokens already cached, position by position."""
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """B items (requests), T tokens. Item i computes positions [kv_lens[i] - q_lens[i], kv_lens[i]).
+
+    Items with ``q_lens == 1`` that only decode come first. Every array is owned by the batch.
+    """
+
+    rows: IntArray
+    """[B] row of each item in the runner's request tables."""
+    q_lens: IntArray
+    """[B] tokens computed in this step."""
+    kv_lens: IntArray
+    """[B] tokens whose KV exists after this step."""
+    ids: IntArray
+    """[T] token ids, item after item; `FROM_DEVICE` takes the row's last sample."""
+    slots: IntArray
+    """[T] where each token's K and V go."""
+    samples: IntArray
+    """[S] indices of the items that sample a token from their last position."""
+    steps: IntArray
+    """[S] how many tokens each sampling row has sampled before: with its seed, fixes its draw."""
+    new_rows: list[NewRow] = field(default_factory=list[NewRow])
+    prompt_logprobs: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    """(item, first, last): give the log-probs of prompt tokens at positions [first, last), each from
+    the logits one position before; all those logits are computed in this step."""
+    targets: list[IntArray] = field(default_factory=list[IntArray])
+    """The token ids at those positions, one array an entry of `prompt_logprobs`."""
+    want_logprobs: bool = False
+    """Whether any sampling row wants the log-prob of its token."""
+    top_logprobs: int = 0
+    """The largest number of top log-probs that any row wants."""
+    num_decodes: int = 0
+    """How many leading items decode (q_len 1, input `FROM_DEVICE` or known)."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(slots=True)
+class PositionLogprobs:
+    """Log-probs of prompt tokens of one item: [n] float32, and the top-k beside them when wanted."""
+
+    values: FloatArray
+    top_ids: IntArray | None = None
+    """[n, k]"""
+    top_values: FloatArray | None = None
+    """[n, k]"""
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step sampled, row for row with `StepBatch.samples`."""
+
+    tokens: IntArray
+    """[S]"""
+    bad: npt.NDArray[np.bool_]
+    """[S] rows whose logits held a NaN: their token means nothing."""
+    logprobs: FloatArray | None = None
+    """[S] of the raw logits, when any row wanted them."""
+    top_ids: IntArray | None = None
+    """[S, k]"""
+    top_values: FloatArray | None = None
+    """[S, k]"""
+    prompt_logprobs: list[PositionLogprobs] = field(default_factory=list[PositionLogprobs])
+    """One for each entry of `StepBatch.prompt_logprobs`."""
