@@ -1,0 +1,282 @@
+"""`EngineConfig`: every setting of a runtime, with its default, its range and its help. Torch-free.
+
+The command line's flags, the keywords of `Runtime` and the JSON that crosses to the child processes
+are all made from these fields.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from .protocol.errors import BadInputError
+
+API_KEY_VARIABLE = "RAMET_API_KEY"
+
+
+class UnknownSettingError(BadInputError, TypeError):
+    """A setting that does not exist, or whose feature does not exist yet."""
+
+
+def _says(help_text: str, **bounds: Any) -> Meta:
+    return Meta(description=help_text, **bounds)
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Settings of one runtime: a gateway and its engine. Build it with `from_settings`."""
+
+    model_path: Annotated[
+        str, _says("Alias, folder, .gguf file or hub id of the model.", min_length=1)
+    ] = "smollm2-135m-instruct"
+    tokenizer_path: (
+        Annotated[str, _says("Folder or file of the tokenizer, if not the model's own.")] | None
+    ) = None
+    load_format: Annotated[
+        Literal["auto", "safetensors", "gguf", "dummy"],
+        _says("Where weights come from; dummy makes random ones from config.json alone."),
+    ] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        _says("Type to compute in. auto: bfloat16 where the hardware has it, else float32."),
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        Literal["auto"], _says("Type of the KV cache. auto: the same as dtype.")
+    ] = "auto"
+    context_length: (
+        Annotated[
+            int, _says("Longest prompt and answer together, in tokens. None: the model's.", ge=2)
+        ]
+        | None
+    ) = None
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], _says("Where to run. auto: cuda where there is one.")
+    ] = "auto"
+    page_size: Annotated[
+        int, _says("Grain of KV allocation in tokens; sharing is always by the token.", ge=1, le=1)
+    ] = 1
+    max_total_tokens: (
+        Annotated[
+            int, _says("Slots of KV in all, in tokens. None: from the memory there is.", ge=2)
+        ]
+        | None
+    ) = None
+    mem_fraction_static: Annotated[
+        float, _says("Share of the device's memory for weights and KV together.", gt=0.0, lt=1.0)
+    ] = 0.85
+    max_running_requests: Annotated[
+        int, _says("Requests that run at the same time.", ge=1, le=65536)
+    ] = 256
+    max_queued_requests: (
+        Annotated[int, _says("Requests that may wait; more are refused. None: no limit.", ge=1)]
+        | None
+    ) = None
+    chunked_prefill_size: Annotated[
+        int, _says("Prompt tokens computed in one step at most; -1: whole prompts.", ge=-1)
+    ] = 512
+    schedule_policy: Annotated[
+        Literal["fcfs", "lpm", "dfs", "program"],
+        _says("Who goes first: arrival, longest cached prefix, tree order, or whole programs."),
+    ] = "fcfs"
+    radix_eviction_policy: Annotated[
+        Literal["lru", "lfu", "program"],
+        _says("What leaves the cache first; program keeps what live programs read again."),
+    ] = "lru"
+    disable_radix_cache: Annotated[bool, _says("Share nothing between requests.")] = False
+    disable_overlap_schedule: Annotated[
+        bool, _says("Do not schedule the next step while one runs.")
+    ] = False
+    disable_cuda_graph: Annotated[bool, _says("Launch kernels one by one on CUDA.")] = False
+    cuda_graph_max_bs: Annotated[
+        int, _says("Largest decode batch that is captured as a CUDA graph.", ge=1, le=4096)
+    ] = 256
+    schedule_conservativeness: Annotated[
+        float, _says("Above 1 admits fewer requests and retracts less.", gt=0.0, le=100.0)
+    ] = 1.0
+    random_seed: (
+        Annotated[
+            int, _says("Seed of dummy weights and unseeded draws. None: random.", ge=0, lt=2**31)
+        ]
+        | None
+    ) = None
+    enable_deterministic_inference: Annotated[
+        bool, _says("The same bits whatever else is in the batch, at some cost in speed.")
+    ] = False
+    served_model_name: (
+        Annotated[str, _says("Name the server gives the model. None: model_path.")] | None
+    ) = None
+    chat_template: (
+        Annotated[str, _says("Jinja file of a chat template to use instead of the model's own.")]
+        | None
+    ) = None
+    host: Annotated[
+        str, _says("Interface to listen on; any but loopback needs an API key.", min_length=1)
+    ] = "127.0.0.1"
+    zmq_port: Annotated[int, _says("TCP port of the ZMQ endpoint.", ge=0, le=65535)] = 7411
+    api_key: (
+        Annotated[
+            str,
+            _says(f"Key that clients must send; also read from {API_KEY_VARIABLE}.", min_length=1),
+        ]
+        | None
+    ) = None
+    curve: (
+        Annotated[
+            str, _says("Folder with the CURVE key files of the server: encrypts the endpoint.")
+        ]
+        | None
+    ) = None
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> EngineConfig:
+        """Build from names and values, aliases included.
+
+        Raises `UnknownSettingError` (also a TypeError) for a name that is not there and
+        `BadInputError` for a value out of range, each naming the setting.
+        """
+        values: dict[str, Any] = {}
+        for given, value in settings.items():
+            name, value = _canonical(given, value)
+            if name in values:
+                raise BadInputError(f"setting {name} is given twice", param=name)
+            values[name] = value
+        for name, value in values.items():
+            values[name] = _checked(name, value)
+        config = cls(**values)
+        if config.chunked_prefill_size == 0:
+            raise BadInputError(
+                "chunked_prefill_size=0: must be at least 1, or -1 for whole prompts",
+                param="chunked_prefill_size",
+            )
+        return config
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> EngineConfig:
+        """What a child process reads from its command line. The API key is not in there, as other
+        users can read command lines: it comes by the environment."""
+        try:
+            settings = msgspec.json.decode(text, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise BadInputError(f"settings are not a JSON object: {error}") from None
+        key = os.environ.get(API_KEY_VARIABLE)
+        if key and settings.get("api_key") is None:
+            settings["api_key"] = key
+        return cls.from_settings(settings)
+
+    def to_json(self, *, with_key: bool = False) -> str:
+        """JSON of what differs from the defaults; the API key only on demand."""
+        public = self if with_key else msgspec.structs.replace(self, api_key=None)
+        return msgspec.json.encode(public).decode()
+
+    @property
+    def model_name(self) -> str:
+        """What clients are told that the model is called."""
+        return self.served_model_name or self.model_path
+
+
+class Setting(NamedTuple):
+    """One field, for whoever makes flags or documentation of it. ``type`` is int, float, bool or
+    str; ``choices`` is empty where any value in range will do."""
+
+    name: str
+    type: type
+    default: Any
+    choices: tuple[str, ...]
+    optional: bool
+    help: str
+
+
+@functools.cache
+def _hints() -> dict[str, Any]:
+    return get_type_hints(EngineConfig, include_extras=True)
+
+
+def settings() -> list[Setting]:
+    """All settings in order of declaration."""
+    found: list[Setting] = []
+    hints = _hints()
+    for field in msgspec.structs.fields(EngineConfig):
+        hint = hints[field.name]
+        optional = type(None) in get_args(hint)
+        base, meta = get_args(get_args(hint)[0] if optional else hint)
+        choices = get_args(base) if get_origin(base) is Literal else ()
+        found.append(
+            Setting(
+                field.name,
+                str if choices else base,
+                field.default,
+                choices,
+                optional,
+                str(meta.description),
+            )
+        )
+    return found
+
+
+ALIASES = {
+    "model": "model_path",
+    "tokenizer": "tokenizer_path",
+    "max_model_len": "context_length",
+    "max_num_seqs": "max_running_requests",
+    "max_num_batched_tokens": "chunked_prefill_size",
+    "gpu_memory_utilization": "mem_fraction_static",
+    "block_size": "page_size",
+    "seed": "random_seed",
+    "enforce_eager": "disable_cuda_graph",
+    "cuda_graph_max_batch_size": "cuda_graph_max_bs",
+    "scheduling_policy": "schedule_policy",
+    "enable_prefix_caching": "disable_radix_cache",
+}
+"""Common spellings of other engines. ``enable_prefix_caching`` is turned round."""
+
+ABSENT = {
+    "quantization": "quantized weights",
+    **dict.fromkeys(("tp", "tp_size", "tensor_parallel_size"), "tensor parallelism"),
+    **dict.fromkeys(("pp", "pp_size", "pipeline_parallel_size"), "pipeline parallelism"),
+    **dict.fromkeys(("ep", "ep_size", "expert_parallel_size"), "expert parallelism"),
+    **dict.fromkeys(("dp", "dp_size", "data_parallel_size"), "data parallelism"),
+    "speculative_config": "speculative decoding",
+    "attention_backend": "a choice of attention kernels",
+    "grammar_backend": "constrained decoding",
+    "priority_classes": "priorities",
+    "host_cache_gb": "a host-memory cache tier",
+    "disk_cache_dir": "a disk cache tier",
+    "lora_paths": "LoRA adapters",
+    "enable_lora": "LoRA adapters",
+    "port": "the HTTP server",
+    "trust_remote_code": "running code that comes with a model",
+}
+
+
+def _canonical(given: str, value: Any) -> tuple[str, Any]:
+    name = given.replace("-", "_")
+    if name in EngineConfig.__struct_fields__:
+        return name, value
+    if name in ABSENT:
+        raise UnknownSettingError(f"setting {given}: {ABSENT[name]} is not supported", param=given)
+    if name in ALIASES:
+        return ALIASES[name], (not value if name == "enable_prefix_caching" else value)
+    known = [*EngineConfig.__struct_fields__, *ALIASES]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise UnknownSettingError(f"unknown setting {given}{hint}", param=given)
+
+
+def _checked(name: str, value: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    try:
+        return msgspec.convert(value, _hints()[name])
+    except msgspec.ValidationError as error:
+        reason = re.sub(r" - at `\$`$", "", str(error)).replace("`", "").replace("null", "None")
+        allowed = next(s.choices for s in settings() if s.name == name)
+        if allowed:
+            reason = f"expected one of {', '.join(allowed)}"
+        reason = reason[:1].lower() + reason[1:]
+        raise BadInputError(f"{name}={value!r}: {reason}", param=name) from None
