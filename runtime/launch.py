@@ -1,0 +1,262 @@
+"""Starts a runtime: a gateway and an engine process, on sockets in a private folder. Torch-free."""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import ipaddress
+import logging
+import os
+import queue
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .config import API_KEY_VARIABLE, EngineConfig
+from .process import Child, Word
+from .protocol.errors import BackendError, BadInputError, ErrorInfo
+
+MODULES = {"gateway": f"{__package__}.gateway", "engine": f"{__package__}.engine"}
+"""What each child process runs, as ``python -m``."""
+
+Progress = Callable[[str, float], None]
+"""Called with what has just begun or happened, and the seconds since the start."""
+
+Log = Callable[[str, str], None]
+"""Called with a child's name and one line of its stderr, from a thread of the launcher."""
+
+_SOCKET_PATH_BYTES = 100  # a Unix socket's path holds 107
+_STOP_SECONDS = 5.0
+
+
+def start(
+    settings: Mapping[str, Any],
+    *,
+    on_progress: Progress | None = None,
+    on_log: Log | None = None,
+    listen: bool = False,
+    timeout: float = 1800.0,
+) -> Launched:
+    """Start a runtime and wait until it serves.
+
+    ``settings`` are `EngineConfig`'s names and aliases. With ``listen`` the gateway also serves
+    ``tcp://host:zmq_port``. The model is fetched first when it is one of the catalog and absent.
+
+    Raises `BadInputError` for bad settings, `ModelError` for a model that is not there or does not
+    load, `BackendError` when a process dies or takes longer than ``timeout`` seconds to start.
+    """
+    config = EngineConfig.from_settings(settings)
+    binds = [_endpoint(config)] if listen else []
+    progress = _Stopwatch(on_progress)
+    _resolve(config, progress)
+    folder = _Folder()
+    launched = Launched(config, folder, binds, on_log or _log_to_logging)
+    try:
+        launched._wait_until_ready(progress, timeout)
+    except BaseException:
+        launched.stop()
+        raise
+    return launched
+
+
+class Launched:
+    """A running gateway and engine. `stop` it; leaving the interpreter does so too."""
+
+    def __init__(self, config: EngineConfig, folder: _Folder, binds: list[str], log: Log) -> None:
+        self.config = config
+        self.address = folder.address("gateway")
+        """Where clients on this machine connect: ``ipc://…``."""
+        self.facts: dict[str, dict[str, Any]] = {}
+        """What each process said when it was ready."""
+        self._engine_address = folder.address("engine")
+        self._binds = [self.address, *binds]
+        self._folder = folder
+        self._log = log
+        self._words: queue.Queue[Word] = queue.Queue()
+        self._children: list[Child] = []
+        self._owner = os.getpid()
+        self._stopping = threading.Lock()
+        self._stopped = threading.Event()
+        self._started: queue.Queue[BaseException | None] = queue.Queue()
+        # The kernel ends a child when the thread that made it ends: so a thread that stays.
+        threading.Thread(target=self._own_children, daemon=True, name="ramet-launcher").start()
+        failure = self._started.get()
+        if failure is not None:
+            folder.remove()
+            raise BackendError(f"a process could not be started: {failure}") from failure
+        atexit.register(self.stop)
+
+    @property
+    def model(self) -> str:
+        """The name that clients see."""
+        return self.config.model_name
+
+    @property
+    def tokenizer(self) -> str | None:
+        """A folder that holds the model's tokenizer, where there is one."""
+        return self.facts.get("gateway", {}).get("tokenizer")
+
+    @property
+    def addresses(self) -> list[str]:
+        """All endpoints of the gateway, the private one first."""
+        return list(self.facts.get("gateway", {}).get("addresses") or self._binds)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by name: gateway, engine."""
+        return {child.name: child.pid for child in self._children}
+
+    def check(self) -> ErrorInfo | None:
+        """Why the runtime no longer works, or None while both processes run."""
+        if self._stopped.is_set():
+            return ErrorInfo("backend", "the runtime was shut down")
+        for child in self._children:
+            error = child.dead()
+            if error is not None:
+                return error
+        return None
+
+    def stop(self) -> None:
+        """End the gateway, which drains, then the engine, and remove the sockets. Safe to call
+        twice, from any thread; in a fork of the owner it does nothing."""
+        if os.getpid() != self._owner:
+            return
+        with self._stopping:
+            if self._stopped.is_set():
+                return
+            for child in self._children:
+                child.stop(_STOP_SECONDS)
+            self._folder.remove()
+            self._stopped.set()
+            atexit.unregister(self.stop)
+
+    def _own_children(self) -> None:
+        config = self.config.to_json()
+        bind_args = [part for bind in self._binds for part in ("--bind", bind)]
+        key = {API_KEY_VARIABLE: self.config.api_key} if self.config.api_key else {}
+        plans = (
+            ("gateway", ["--engine", self._engine_address, *bind_args], key),
+            ("engine", ["--bind", self._engine_address], {}),
+        )
+        try:
+            for name, args, env in plans:
+                child = Child(
+                    name,
+                    MODULES[name],
+                    ["--config", config, *args],
+                    words=self._words,
+                    log=self._log,
+                    env=env,
+                )
+                self._children.append(child)
+        except OSError as failure:
+            for child in self._children:
+                child.stop(0.0)
+            self._started.put(failure)
+            return
+        self._started.put(None)
+        self._stopped.wait()
+
+    def _wait_until_ready(self, progress: _Stopwatch, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while len(self.facts) < len(self._children):
+            try:
+                child, kind, said = self._words.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                late = ", ".join(c.name for c in self._children if c.name not in self.facts)
+                raise BackendError(f"not ready after {timeout:.0f} s: {late}") from None
+            if kind == "exit":
+                raise _start_failure(child)
+            if kind == "ready":
+                self.facts[child.name] = said
+                progress(f"{child.name} ready")
+            else:
+                progress(f"{child.name}: {said}")
+
+
+def _start_failure(child: Child) -> Exception:
+    info = child.dead() or ErrorInfo("backend", f"the {child.name} closed its output")
+    error = info.exception()
+    for line in child.tail:
+        error.add_note(f"{child.name}: {line}")
+    return error
+
+
+class _Stopwatch:
+    def __init__(self, listener: Progress | None) -> None:
+        self._listener = listener
+        self._began = time.monotonic()
+
+    def __call__(self, what: str) -> None:
+        if self._listener is not None:
+            self._listener(what, time.monotonic() - self._began)
+
+
+class _Folder:
+    """A folder that only this user can enter. Its lock is held while this process lives, so that a
+    later start can tell and remove what a killed one left."""
+
+    def __init__(self) -> None:
+        base = Path(tempfile.gettempdir())
+        if len(os.fsencode(base)) + len("/ramet-xxxxxxxx/gateway.ipc") > _SOCKET_PATH_BYTES:
+            base = Path("/tmp")
+        _sweep(base)
+        self.path = Path(tempfile.mkdtemp(prefix="ramet-", dir=base))
+        unseen = self.path / "lock.new"
+        self._lock = os.open(unseen, os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unseen.rename(self.path / "lock")  # sweepers only see it locked
+
+    def address(self, name: str) -> str:
+        return f"ipc://{self.path / name}.ipc"
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _sweep(base: Path) -> None:
+    for lock in base.glob("ramet-*/lock"):
+        try:
+            if lock.parent.stat().st_uid != os.getuid():
+                continue
+            handle = os.open(lock, os.O_RDWR)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            pass  # its owner lives
+        else:
+            shutil.rmtree(lock.parent, ignore_errors=True)
+        finally:
+            os.close(handle)
+
+
+def _endpoint(config: EngineConfig) -> str:
+    """``tcp://address:port``; zmq binds to numbers, so names are looked up here."""
+    try:
+        address = ipaddress.ip_address(socket.gethostbyname(config.host))
+    except (OSError, ValueError) as error:
+        raise BadInputError(f"host {config.host!r}: {error}", param="host") from None
+    if not address.is_loopback and not config.api_key:
+        raise BadInputError(
+            f"host {config.host} can be reached from outside: set api_key", param="api_key"
+        )
+    return f"tcp://{address}:{config.zmq_port}"
+
+
+def _resolve(config: EngineConfig, progress: _Stopwatch) -> None:
+    from .model import store  # here, so that a bad setting costs no import
+
+    progress("model files")
+    store.resolve(config.model_path, fetch=True)
+
+
+def _log_to_logging(name: str, line: str) -> None:
+    logging.getLogger(f"ramet.{name}").info(line)
