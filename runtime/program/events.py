@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from ..protocol.errors import ErrorInfo
@@ -22,12 +24,15 @@ class TextDelta(msgspec.Struct, frozen=True, tag="delta", omit_defaults=True):
 
 
 class Value(msgspec.Struct, frozen=True, tag="value", omit_defaults=True):
-    """An instruction's value: the text (a list for n > 1, or for a joined variable), and its meta."""
+    """An instruction's value: the text (a list for n > 1, or for a joined variable), and its meta.
+
+    A list holds texts, ``None`` for a child that has no such variable, or lists again where a child
+    has one (n > 1, or joined itself)."""
 
     stream: int
     op: int
     name: str | None = None
-    value: str | list[str | None] | None = None
+    value: str | list[Any] | None = None
     meta: MetaInfo | list[MetaInfo] | None = None
 
 
