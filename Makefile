@@ -1,0 +1,88 @@
+# Set-up and checks. `make demo` and `make test` do all that a fresh machine needs; what they need from
+# it is python3 (3.11 or later, with venv), make and a network for the first run.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON3 ?= python3
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+MODEL := smollm2-135m-instruct
+
+# The repository root must not come first on sys.path: its kernels/ would hide packages of that name.
+export PYTHONSAFEPATH := 1
+
+# A CUDA build of torch brings its own triton; elsewhere constraints-cpu.txt picks one.
+HAS_NVIDIA := $(firstword $(wildcard /dev/nvidiactl /dev/nvidia0))
+CONSTRAINTS := -c constraints.txt $(if $(HAS_NVIDIA),,-c constraints-cpu.txt)
+EDITABLE := --no-build-isolation --config-settings editable_mode=strict -e
+PYTEST := $(BIN)/pytest -q
+
+.PHONY: help setup link model demo test test-slow test-gpu lint types unit kernels clean
+
+help:
+	@echo "make demo       set up, fetch the model, run a branching program"
+	@echo "make test       set up, then lint, types and all tests but the slow ones"
+	@echo "make test-slow  the slow ones"
+	@echo "make test-gpu   kernels and runtime on an NVIDIA GPU; PYTHON=… names an interpreter with torch"
+	@echo "make lint types unit kernels   the parts of make test"
+	@echo "make clean      remove what these made"
+
+$(STAMP): pyproject.toml constraints.txt constraints-cpu.txt
+	@$(PYTHON3) -c 'import sys; v = sys.version.split()[0]; sys.exit(sys.version_info < (3, 11) and \
+	  f"python3 is {v}; ramet needs 3.11 or later: make PYTHON3=/path/to/python3.11 …")'
+	$(PYTHON3) -m venv .venv
+	$(BIN)/python -m pip install -q -c constraints.txt setuptools wheel
+	$(BIN)/python -m pip install -q $(CONSTRAINTS) $(EDITABLE) '.[dev,gpu]' || { \
+	  echo "No such combination here; trying with the triton that torch asks for"; \
+	  $(BIN)/python -m pip install -q -c constraints.txt $(EDITABLE) '.[dev,gpu]'; }
+	@touch $@
+
+setup: $(STAMP)
+
+# A strict editable install is a farm of links to files: new files need a new link.
+link: $(STAMP)
+	@$(BIN)/python -m pip install -q --no-deps $(EDITABLE) .
+
+model: link
+	@$(BIN)/ramet models fetch $(MODEL)
+
+demo: model
+	@$(BIN)/python examples/branches.py
+
+test: lint types kernels unit
+
+lint: link
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+
+types: link
+	$(BIN)/pyright --warnings
+
+unit: model
+	$(PYTEST) -m "not slow and not gpu" --ignore=tests/kernels
+
+# Triton's interpreter is chosen when a kernel is defined, hence a process of its own.
+kernels: link
+	TRITON_INTERPRET=1 $(PYTEST) -m "not slow and not gpu" tests/kernels
+
+test-slow: model
+	$(PYTEST) -m "slow and not gpu" --ignore=tests/kernels
+	TRITON_INTERPRET=1 $(PYTEST) -m "slow and not gpu" tests/kernels || [ $$? -eq 5 ]
+
+# No network and no install: the three folders are put together under their import name.
+test-gpu:
+	@tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
+	cp -r frontend_lang "$$tmp/ramet"; cp -r runtime kernels "$$tmp/ramet/"; \
+	printf '[pytest]\naddopts = --import-mode=importlib -ra\nmarkers =\n slow: slow\n gpu: gpu\n model: model\n' \
+	  > "$$tmp/pytest.ini"; \
+	PYTHONPATH="$$tmp$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m pytest -c "$$tmp/pytest.ini" \
+	  --rootdir . -p no:cacheprovider $(wildcard tests/kernels tests/gpu)
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
