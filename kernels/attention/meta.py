@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -33,3 +33,5 @@ class AttentionMeta:
     q_lens_host: list[int] | None = None
     """q_len of each item, where the host knows them (CPU paths)."""
     kv_lens_host: list[int] | None = None
+    plans: dict[int, object] = field(default_factory=dict[int, object])
+    """What an implementation worked out once for all layers of this step, by window size."""

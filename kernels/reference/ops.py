@@ -1,0 +1,40 @@
+"""All references in one place: this module is the CPU's `Ops`."""
+
+from __future__ import annotations
+
+from .activation import gate, softcap_
+from .attention import attention, attention_lse
+from .embed import embed
+from .hashing import uniform
+from .linear import linear
+from .norm import add_rms_norm, rms_norm
+from .rope import rope_write
+from .sampling import (
+    add_at_,
+    greedy,
+    mask_,
+    penalize_,
+    sample,
+    token_logprobs,
+    top_logprobs,
+)
+
+__all__ = [
+    "add_at_",
+    "add_rms_norm",
+    "attention",
+    "attention_lse",
+    "embed",
+    "gate",
+    "greedy",
+    "linear",
+    "mask_",
+    "penalize_",
+    "rms_norm",
+    "rope_write",
+    "sample",
+    "softcap_",
+    "token_logprobs",
+    "top_logprobs",
+    "uniform",
+]
