@@ -31,7 +31,7 @@ Log = Callable[[str, str], None]
 """Called with a child's name and one line of its stderr, from a thread of the launcher."""
 
 _SOCKET_PATH_BYTES = 100  # a Unix socket's path holds 107
-_STOP_SECONDS = 5.0
+STOP_SECONDS = 5.0
 
 
 def start(
@@ -130,7 +130,7 @@ class Launched:
             if self._stopped.is_set():
                 return
             for child in self._children:
-                child.stop(_STOP_SECONDS)
+                child.stop(STOP_SECONDS)
             self._folder.remove()
             self._stopped.set()
             atexit.unregister(self.stop)
