@@ -1,0 +1,214 @@
+"""Rotary embedding of q and k, fused with the write of K and V into their slots.
+
+Reference: `reference.rope`. Layout of a row of qkv: Hq heads of q, Hk of k, Hk of v, each D wide.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .launch import after_previous, ceil_div, power_of_two, require, start
+
+KV_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
+
+
+@triton.jit
+def rotated(
+    heads,
+    head_mask,
+    norm,
+    cos_sin_row,
+    eps,
+    offset,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    NORM: tl.constexpr,
+):
+    """Rotate [HB, D] heads that start at pointers `heads` [HB]; float32.
+
+    Neox style: dimension d < R / 2 pairs with d + R / 2; dimensions from R on pass through. With
+    NORM the heads are RMS-normed first. Each value is loaded beside its partner, which the
+    first-level cache answers.
+    """
+    HALF: tl.constexpr = R // 2
+    d = tl.arange(0, BLOCK_D)
+    partner = tl.where(d < HALF, d + HALF, tl.where(d < R, d - HALF, d))
+    mask = head_mask[:, None] & (d < D)[None, :]
+    value = tl.load(heads[:, None] + d[None, :], mask=mask, other=0.0).to(tl.float32)
+    other = tl.load(heads[:, None] + partner[None, :], mask=mask, other=0.0).to(tl.float32)
+    if NORM:
+        scale = tl.rsqrt(tl.sum(value * value, axis=1) / D + eps)[:, None]
+        gain = tl.load(norm + d, mask=d < D, other=0.0).to(tl.float32) + offset
+        partner_gain = tl.load(norm + partner, mask=d < D, other=0.0).to(tl.float32) + offset
+        value = value * scale * gain[None, :]
+        other = other * scale * partner_gain[None, :]
+    angle = tl.where(d < HALF, d, d - HALF)
+    cos = tl.load(cos_sin_row + angle, mask=d < R, other=1.0)
+    sin = tl.load(cos_sin_row + HALF + angle, mask=d < R, other=0.0)
+    sin = tl.where(d < HALF, -sin, sin)
+    return value * cos[None, :] + other * sin[None, :]
+
+
+@triton.jit
+def rope_write_kernel(
+    qkv,
+    positions,
+    slots,
+    cos_sin,
+    q_out,
+    k_cache,
+    v_cache,
+    q_norm,
+    k_norm,
+    eps,
+    offset,
+    k_inverse,
+    v_inverse,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    SLOT_STRIDE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    NORM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    Q_BLOCKS: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H
+    K_BLOCKS: tl.constexpr = (KV_HEADS + BLOCK_H - 1) // BLOCK_H
+    row = qkv + token * ((HEADS + 2 * KV_HEADS) * D)
+    d = tl.arange(0, BLOCK_D)
+    position = tl.load(positions + token).to(tl.int64)
+    slot = tl.load(slots + token).to(tl.int64)
+    angles = cos_sin + position * R
+    after_previous(PDL)
+    if block < Q_BLOCKS:
+        head = block * BLOCK_H + tl.arange(0, BLOCK_H)
+        there = head < HEADS
+        value = rotated(row + head * D, there, q_norm, angles, eps, offset, D, R, BLOCK_D, NORM)
+        place = q_out + (token * HEADS + head[:, None]) * D + d[None, :]
+        tl.store(place, value.to(q_out.dtype.element_ty), mask=there[:, None] & (d < D)[None, :])
+    elif block < Q_BLOCKS + K_BLOCKS:
+        head = (block - Q_BLOCKS) * BLOCK_H + tl.arange(0, BLOCK_H)
+        there = (head < KV_HEADS) & (slot >= 0)
+        start = row + (HEADS + head) * D
+        value = rotated(start, there, k_norm, angles, eps, offset, D, R, BLOCK_D, NORM)
+        place = k_cache + slot * SLOT_STRIDE + head[:, None] * D + d[None, :]
+        mask = there[:, None] & (d < D)[None, :]
+        tl.store(place, (value * k_inverse).to(k_cache.dtype.element_ty), mask=mask)
+    else:
+        head = (block - Q_BLOCKS - K_BLOCKS) * BLOCK_H + tl.arange(0, BLOCK_H)
+        mask = ((head < KV_HEADS) & (slot >= 0))[:, None] & (d < D)[None, :]
+        start = row + (HEADS + KV_HEADS + head[:, None]) * D + d[None, :]
+        value = tl.load(start, mask=mask, other=0.0).to(tl.float32) * v_inverse
+        place = v_cache + slot * SLOT_STRIDE + head[:, None] * D + d[None, :]
+        tl.store(place, value.to(v_cache.dtype.element_ty), mask=mask)
+
+
+def slot_stride(k_cache: torch.Tensor, v_cache: torch.Tensor, head_dim: int) -> int:
+    """Elements from one slot to the next; checks that both caches are laid out alike, a slot's
+    heads together.
+
+    Raises ValueError for a cache that is not [S, Hk, D] with contiguous slots.
+    """
+    stride = k_cache.stride(0)
+    require(
+        k_cache.dim() == 3
+        and k_cache.shape == v_cache.shape
+        and k_cache.dtype == v_cache.dtype
+        and k_cache.dtype in KV_DTYPES
+        and k_cache.shape[2] == head_dim
+        and k_cache.stride()[1:] == (head_dim, 1)
+        and v_cache.stride() == k_cache.stride(),
+        f"caches must be [S, Hk, {head_dim}] alike: {k_cache.shape}, {v_cache.shape}",
+    )
+    return stride
+
+
+def rope_write(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    cos_sin: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    out: torch.Tensor | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Rotate q and k of qkv [T, (Hq + 2 Hk) D]; write K and V to their slots; return q [T, Hq, D].
+
+    positions [T] int32, slots [T] int64 (a negative slot writes nothing), cos_sin [P, R] float32 (R
+    rotary dimensions: cosines of R / 2 angles, then sines), caches [S, Hk, D] of one dtype among
+    `KV_DTYPES`, norms [D] for both or none. The caches hold K / k_scale and V / v_scale. Raises
+    ValueError for shapes that do not fit.
+    """
+    tokens = qkv.shape[0]
+    require(
+        qkv.is_contiguous() and qkv.shape[1] == (heads + 2 * kv_heads) * head_dim,
+        f"qkv must be [T, {(heads + 2 * kv_heads) * head_dim}], contiguous: {tuple(qkv.shape)}",
+    )
+    require((q_norm is None) == (k_norm is None), "norms of q and k come together")
+    rotary = cos_sin.shape[1]
+    require(rotary <= head_dim and rotary % 2 == 0, f"{rotary} rotary of {head_dim} dimensions")
+    require(cos_sin.dtype == torch.float32 and cos_sin.is_contiguous(), "cos_sin is float32")
+    stride = slot_stride(k_cache, v_cache, head_dim)
+    if out is None:
+        out = torch.empty(tokens, heads, head_dim, dtype=qkv.dtype, device=qkv.device)
+    if tokens == 0:
+        return out
+    # Few tokens: a program a head or two, for latency. Many: tall blocks, for fewer programs.
+    block = 2 if tokens <= 16 else 8
+    blocks = ceil_div(heads, block) + 2 * ceil_div(kv_heads, block)
+    start(
+        rope_write_kernel,
+        (tokens, blocks),
+        qkv,
+        positions,
+        slots,
+        cos_sin,
+        out,
+        k_cache,
+        v_cache,
+        qkv if q_norm is None else q_norm,
+        qkv if k_norm is None else k_norm,
+        eps,
+        offset,
+        1.0 / k_scale,
+        1.0 / v_scale,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        D=head_dim,
+        R=rotary,
+        SLOT_STRIDE=stride,
+        BLOCK_D=power_of_two(head_dim),
+        BLOCK_H=block,
+        NORM=q_norm is not None,
+        device=qkv.device,
+        pdl=pdl,
+        warps=1 if block == 2 else 4,
+    )
+    return out
+
+
+def cost(
+    tokens: int, heads: int, kv_heads: int, head_dim: int, size: int, kv_size: int
+) -> tuple[int, int]:
+    """(bytes moved, operations) of one call."""
+    read = tokens * (heads + 2 * kv_heads) * head_dim * size
+    written = tokens * head_dim * (heads * size + 2 * kv_heads * kv_size)
+    return read + written, tokens * (heads + kv_heads) * head_dim * 3
