@@ -14,8 +14,8 @@ Activation = Literal["silu", "gelu_tanh"]
 class Ops(Protocol):
     """Every tensor lies on one device and is contiguous unless said otherwise.
 
-    T tokens, H hidden, D head dim, Hq query heads, Hk key heads, S sampling rows, V vocabulary. Sums
-    are in float32; results have the dtype of the input. Nothing is read back to the host.
+    T tokens, H hidden, D head dim, Hq query heads, Hk key heads, S sampling rows, V vocabulary.
+    Sums are in float32; results have the dtype of the input. Nothing is read back to the host.
     """
 
     def embed(self, ids: torch.Tensor, weight: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
@@ -64,8 +64,8 @@ class Ops(Protocol):
         """Norm the heads of q and k where weights [D] are given, rotate them (halves, the first R
         of D dims), write K and V to ``slots`` [T] int64 of the caches [slots, Hk, D].
 
-        ``qkv`` is [T, (Hq + 2 Hk) * D], ``positions`` [T] int32, ``cos_sin`` [P, R] float32 with R/2
-        cosines, then R/2 sines. Returns q [T, Hq, D].
+        ``qkv`` is [T, (Hq + 2 Hk) * D], ``positions`` [T] int32, ``cos_sin`` [P, R] float32 with
+        R/2 cosines, then R/2 sines. Returns q [T, Hq, D].
         """
         ...
 
@@ -110,8 +110,8 @@ class Ops(Protocol):
         ...
 
     def greedy(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The largest logit's id of each row (the first of equals), [S] int32, and [S] bool: whether
-        the row holds a NaN or nothing above -inf (its id is then 0)."""
+        """The largest logit's id of each row (the first of equals), [S] int32, and [S] bool:
+        whether the row holds a NaN or nothing above -inf (its id is then 0)."""
         ...
 
     def penalize_(
@@ -135,8 +135,8 @@ class Ops(Protocol):
     def add_at_(
         self, logits: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
-        """``logits[rows[j], ids[j]] += values[j]`` for [n] int64, int64, float32; sums beyond float32
-        saturate at its largest value."""
+        """``logits[rows[j], ids[j]] += values[j]`` for [n] int64, int64, float32; sums beyond
+        float32 saturate at its largest value."""
         ...
 
     def mask_(self, logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -159,10 +159,10 @@ class Ops(Protocol):
         """Draw one id a row from ``softmax(logits / temperature)``: ids [S] int32, bad [S] bool.
 
         Kept are tokens of probability no less than: the ``top_k``-th largest (0 or less: all); the
-        largest t for which tokens of probability ≥ t hold ``top_p`` of what is left; ``min_p`` times
-        the largest. Equal ones stay together. The draw inverts the cumulative sum over kept tokens in
-        order of ids at ``uniform(seeds [S] int64, steps [S])``. Rows of temperature under 1e-5 are
-        greedy. ``filtered=False`` promises that no row uses top_k, top_p or min_p.
+        largest t for which tokens of probability ≥ t hold ``top_p`` of what is left; ``min_p``
+        times the largest. Equal ones stay together. The draw inverts the cumulative sum over kept
+        tokens in order of ids at ``uniform(seeds [S] int64, steps [S])``. Rows of temperature under
+        1e-5 are greedy. ``filtered=False`` promises that no row uses top_k, top_p or min_p.
         """
         ...
 
@@ -188,7 +188,7 @@ def ops_for(device: torch.device | str) -> Ops:
     if kind == "cpu":
         from .reference import ops as reference
 
-        return cast(Ops, reference)
+        return cast("Ops", reference)
     if kind == "cuda":
         try:
             import triton  # noqa: F401  # pyright: ignore[reportMissingImports, reportUnusedImport]
@@ -198,5 +198,5 @@ def ops_for(device: torch.device | str) -> Ops:
             ) from error
         from . import device_ops  # pyright: ignore[reportAttributeAccessIssue]
 
-        return cast(Ops, device_ops.OPS)
+        return cast("Ops", device_ops.OPS)
     raise ValueError(f"no kernels for device {str(device)!r}: known are cpu and cuda")

@@ -14,9 +14,9 @@ from ..attention.meta import AttentionMeta
 class Keys:
     """A group of items with equally many queries that are computed by one product.
 
-    Their queries are rows [first, first + items * queries) of q. Each item reads ``length`` keys: the
-    slots from ``start`` on, or those in ``index`` [items * length] int64. ``mask`` is added to the
-    scores: [items, 1, queries, length] float32, or None where every key is seen.
+    Their queries are rows [first, first + items * queries) of q. Each item reads ``length`` keys:
+    the slots from ``start`` on, or those in ``index`` [items * length] int64. ``mask`` is added to
+    the scores: [items, 1, queries, length] float32, or None where every key is seen.
     """
 
     first: int
@@ -41,7 +41,7 @@ def plan_for(meta: AttentionMeta, window: int) -> Plan:
     plan = meta.plans.get(window)
     if plan is None:
         plan = meta.plans[window] = _plan(meta, window)
-    return cast(Plan, plan)
+    return cast("Plan", plan)
 
 
 def _plan(meta: AttentionMeta, window: int) -> Plan:

@@ -1,4 +1,4 @@
-"""The counter-based random number of a draw, in integer steps that any device repeats bit for bit."""
+"""The random number of a draw: a hash that any device repeats bit for bit."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def _mix(h: torch.Tensor) -> torch.Tensor:
 def uniform(seeds: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
     """[S] float32 in [0, 1) with 24 random bits, from ``seeds`` [S] int64 and ``steps`` [S] >= 0.
 
-    In uint32 arithmetic, with lo and hi the halves of the seed:
-    ``h = mix(lo + 0x9E3779B9); h = mix(h ^ hi); h = mix(h + step * 0x9E3779B1); h = mix(h ^ step)``,
-    and the result is ``(h >> 8) * 2^-24``.
+    In uint32 arithmetic, with lo and hi the halves of the seed: ``h = mix(lo + 0x9E3779B9)``, then
+    ``mix(h ^ hi)``, ``mix(h + step * 0x9E3779B1)``, ``mix(h ^ step)``; the result is
+    ``(h >> 8) * 2^-24``.
     """
     seeds, steps = seeds.to(torch.int64), steps.to(torch.int64) & _MASK
     lo, hi = seeds & _MASK, (seeds >> 32) & _MASK

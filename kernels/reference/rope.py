@@ -8,7 +8,7 @@ from .norm import rms_norm
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate the first R dims of ``x`` [T, heads, D] by halves; ``cos``, ``sin`` [T, R/2] float32."""
+    """Rotate the first R dims of ``x`` [T, heads, D] by halves; ``cos``, ``sin`` [T, R/2]."""
     half = cos.shape[-1]
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     first, second = x[..., :half].float(), x[..., half : 2 * half].float()

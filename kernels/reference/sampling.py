@@ -14,7 +14,7 @@ _CANDIDATES = 1024
 
 
 def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids [S] int32 of the largest logits; bad [S] bool where a row has a NaN or only -inf (id 0)."""
+    """Ids [S] int32 of the largest logits; bad [S] bool where a row has a NaN or only -inf."""
     values, ids = logits.max(dim=-1)  # a NaN anywhere makes the maximum NaN
     bad = ~(values > -torch.inf)
     return ids.masked_fill_(bad, 0).to(torch.int32), bad
@@ -43,7 +43,7 @@ def penalize_(
 def add_at_(
     logits: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    """``logits[rows[j], ids[j]] += values[j]``; sums beyond float32 saturate at its largest value."""
+    """``logits[rows[j], ids[j]] += values[j]``, saturating at float32's largest value."""
     logits.index_put_((rows, ids), values, accumulate=True)
     touched = logits[rows, ids].clamp_(max=torch.finfo(logits.dtype).max)
     return logits.index_put_((rows, ids), touched)
@@ -83,7 +83,7 @@ def sample(
     sums = weights.cumsum(dim=-1)
     total = sums[:, -1:]
     target = uniform(seeds, steps).unsqueeze(1) * total
-    # Below the total even after rounding, so that the last kept token is the last that can be drawn.
+    # Below the total even after rounding: the last kept token is the last that can be drawn.
     target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
     drawn = torch.searchsorted(sums, target, right=True)
     ids = torch.where(temperature.unsqueeze(1) < GREEDY_BELOW, best, drawn)
@@ -93,7 +93,7 @@ def sample(
 def thresholds(
     weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> torch.Tensor:
-    """[S]: the smallest weight that is kept in each row of ``weights`` [S, V], whose largest is 1."""
+    """[S]: the smallest weight kept of each row of ``weights`` [S, V], whose largest is 1."""
     size = weights.shape[1]
     k = torch.where((top_k <= 0) | (top_k > size), size, top_k).to(torch.int64)
     floor = min_p.clone()
@@ -111,8 +111,8 @@ def thresholds(
 
 
 def _nucleus(x: torch.Tensor, k: torch.Tensor, p: torch.Tensor, count: int) -> torch.Tensor:
-    """Thresholds of top-k, then top-p, from the ``count`` largest of each row; NaN where they do not
-    suffice."""
+    """Thresholds of top-k, then top-p, from the ``count`` largest of each row; NaN where these do
+    not suffice."""
     size = x.shape[1]
     top = x.topk(count, dim=-1).values
     last = (k - 1).clamp(max=count - 1).unsqueeze(1)

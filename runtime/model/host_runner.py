@@ -1,0 +1,185 @@
+"""The runner on the CPU: a step is computed when it is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...kernels.attention.meta import AttentionMeta
+from ...kernels.ops import ops_for
+from ..scheduler.batch import LongArray, PositionLogprobs, StepBatch, StepResult
+from .config import ModelConfig
+from .families.registry import family_of
+from .layers.weights import Weights
+from .sampler import Sampled, Sampler
+from .tables import RequestTables
+
+LOGITS_BYTES = 256 << 20
+"""Prompt log-probs are computed for as many positions at once as fit in this."""
+
+
+def auto_dtype(device: torch.device | str = "cpu") -> torch.dtype:
+    """bfloat16 where the device multiplies it in hardware, else float32."""
+    if torch.device(device).type == "cpu":
+        fast = torch.backends.mkldnn.is_available() and (
+            torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        )
+        return torch.bfloat16 if fast else torch.float32
+    return torch.bfloat16
+
+
+@dataclass(slots=True)
+class HostTicket:
+    """A step that is over. `result` returns its samples, or raises what it raised."""
+
+    outcome: StepResult | Exception
+
+    def ready(self) -> bool:
+        return True
+
+    def result(self) -> StepResult:
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+
+class HostRunner:
+    """A `Runner` that computes with torch on the CPU. ``weights`` are named as Hugging Face does.
+
+    Raises `ModelError` when a tensor is missing, misshapen or unknown.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Iterable[tuple[str, torch.Tensor]],
+        *,
+        dtype: torch.dtype,
+        num_slots: int,
+        max_rows: int,
+        context_length: int,
+        device: torch.device | str = "cpu",
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
+        self.num_slots = num_slots
+        self.max_rows = max_rows
+        self.context_length = context_length
+        self.vocab_size = config.vocab_size
+        ops = ops_for(device)
+        with torch.inference_mode():
+            named = ((name, tensor.to(device=device, dtype=dtype)) for name, tensor in weights)
+            self._decoder = family_of(config.architecture)(
+                config, ops, Weights(named), positions=context_length
+            )
+            # Zeros, because padding reads the scratch slot: a NaN there would spread.
+            self.kv = torch.zeros(
+                (config.num_layers, 2, num_slots, config.num_kv_heads, config.head_dim),
+                dtype=kv_dtype or dtype,
+                device=device,
+            )
+            self._tables = RequestTables(max_rows, context_length, device)
+            self._sampler = Sampler(ops, max_rows, config.vocab_size, device)
+        self._ops = ops
+
+    def launch(self, batch: StepBatch) -> HostTicket:
+        try:
+            with torch.inference_mode():
+                return HostTicket(self._step(batch))
+        except Exception as error:
+            return HostTicket(error)
+
+    def close(self) -> None:
+        """Let go of KV memory; nothing may be launched afterwards."""
+        self.kv = torch.empty(0)
+
+    def _step(self, batch: StepBatch) -> StepResult:
+        for row, slots in batch.moves:
+            self._tables.move(row, slots)
+        for new in batch.new_rows:
+            self._tables.add(new)
+            self._sampler.set_row(new.row, new.sampling, new.prompt, new.output)
+        ends = np.cumsum(batch.q_lens, dtype=np.int64)
+        hidden = self._forward(batch, ends)
+        sampled = self._sample(batch, hidden, ends)
+        result = StepResult(tokens=sampled.ids.numpy(), bad=sampled.bad.numpy())
+        if sampled.logprobs is not None:
+            result.logprobs = sampled.logprobs.numpy()
+        if sampled.top_ids is not None and sampled.top_logprobs is not None:
+            result.top_ids = sampled.top_ids.numpy()
+            result.top_values = sampled.top_logprobs.numpy()
+        if batch.prompt_logprobs:
+            result.prompt_logprobs = self._prompt_logprobs(batch, hidden, ends)
+        return result
+
+    def _forward(self, batch: StepBatch, ends: LongArray) -> torch.Tensor:
+        """Hidden states [T, H] of a step's tokens; their KV is written."""
+        starts = ends - batch.q_lens
+        rows = np.repeat(batch.rows, batch.q_lens).astype(np.int64)
+        first = batch.kv_lens - batch.q_lens - starts
+        positions = np.arange(len(batch.ids)) + np.repeat(first, batch.q_lens)
+        slots = torch.from_numpy(batch.slots.astype(np.int64))
+        self._tables.extend(rows, positions, slots)
+        q_start = np.concatenate((starts[:1], ends)).astype(np.int32)
+        meta = AttentionMeta(
+            table=self._tables.slots,
+            rows=torch.from_numpy(batch.rows.astype(np.int32)),
+            q_start=torch.from_numpy(q_start),
+            kv_lens=torch.from_numpy(batch.kv_lens.astype(np.int32)),
+            max_q=int(batch.q_lens.max()),
+            max_kv=int(batch.kv_lens.max()),
+            num_decodes=batch.num_decodes,
+            q_lens_host=batch.q_lens.tolist(),
+            kv_lens_host=batch.kv_lens.tolist(),
+        )
+        ids = self._tables.ids(batch, rows)
+        at = torch.from_numpy(positions.astype(np.int32))
+        return self._decoder.forward(ids, at, slots, meta, self.kv)
+
+    def _sample(self, batch: StepBatch, hidden: torch.Tensor, ends: LongArray) -> Sampled:
+        if len(batch.samples) == 0:
+            empty = torch.zeros(0, dtype=torch.int32)
+            return Sampled(empty, empty.bool())
+        rows = batch.rows[batch.samples]
+        last = torch.from_numpy(ends[batch.samples] - 1)
+        logits = self._decoder.logits(hidden.index_select(0, last))
+        sampled = self._sampler.sample(
+            logits,
+            rows,
+            batch.steps,
+            logprobs=batch.want_logprobs or batch.top_logprobs > 0,
+            top=batch.top_logprobs,
+        )
+        self._tables.sampled(torch.from_numpy(rows.astype(np.int64)), sampled.ids)
+        return sampled
+
+    def _prompt_logprobs(
+        self, batch: StepBatch, hidden: torch.Tensor, ends: LongArray
+    ) -> list[PositionLogprobs]:
+        """One entry each of ``batch.prompt_logprobs``, all positions in common chunks."""
+        spans = batch.prompt_logprobs
+        # Position p is judged by the logits of p - 1; item i's last token is at ends[i] - 1.
+        at = [
+            np.arange(first - 1, last - 1) - int(batch.kv_lens[item]) + ends[item]
+            for item, first, last in spans
+        ]
+        where = torch.from_numpy(np.concatenate(at).astype(np.int64))
+        targets = torch.from_numpy(np.concatenate(batch.targets).astype(np.int64))
+        chunk = max(1, LOGITS_BYTES // (4 * self.vocab_size))
+        values: list[torch.Tensor] = []
+        tops: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for rows, ids in zip(where.split(chunk), targets.split(chunk)):
+            logits = self._decoder.logits(hidden.index_select(0, rows))
+            values.append(self._ops.token_logprobs(logits, ids))
+            if batch.top_logprobs:
+                tops.append(self._ops.top_logprobs(logits, batch.top_logprobs))
+        sizes = np.cumsum([len(a) for a in at])[:-1]
+        parts = [PositionLogprobs(v) for v in np.split(torch.cat(values).numpy(), sizes)]
+        if tops:
+            ids = np.split(torch.cat([t[0] for t in tops]).numpy(), sizes)
+            logprobs = np.split(torch.cat([t[1] for t in tops]).numpy(), sizes)
+            for part, part_ids, part_values in zip(parts, ids, logprobs):
+                part.top_ids, part.top_values = part_ids, part_values
+        return parts
