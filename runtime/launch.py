@@ -121,16 +121,17 @@ class Launched:
                 return error
         return None
 
-    def stop(self) -> None:
-        """End the gateway, which drains, then the engine, and remove the sockets. Safe to call
-        twice, from any thread; in a fork of the owner it does nothing."""
+    def stop(self, grace: float | None = None) -> None:
+        """End the gateway, which drains, then the engine, and remove the sockets. Each is killed
+        after ``grace`` seconds (`STOP_SECONDS`). Safe to call twice, from any thread; in a fork of
+        the owner it does nothing."""
         if os.getpid() != self._owner:
             return
         with self._stopping:
             if self._stopped.is_set():
                 return
             for child in self._children:
-                child.stop(STOP_SECONDS)
+                child.stop(STOP_SECONDS if grace is None else grace)
             self._folder.remove()
             self._stopped.set()
             atexit.unregister(self.stop)

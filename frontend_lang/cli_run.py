@@ -1,0 +1,155 @@
+"""``ramet run FILE.py[:function]``: a program of a file, its text as it comes, its variables."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from .cli_serve import say_log, say_stage
+from .cli_settings import with_model, with_settings
+
+if TYPE_CHECKING:
+    from .function import Function
+
+_Setup = Annotated[bool, typer.Option("--verbose", help="Show the stages of start-up.")]
+
+
+@with_settings(leave_out=("host", "zmq_port", "curve", "model_path", "api_key"))
+def run(
+    file: Annotated[str, typer.Argument(metavar="FILE.py[:function]", show_default=False)],
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--arg", metavar="NAME=TEXT", help="An argument of the function; NAME:=JSON for data."
+        ),
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option("--backend", metavar="URL", help="Run at tcp://… or http://…/v1 instead."),
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option("--api-key", help="Key for --backend.", envvar="RAMET_API_KEY")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model-path", "--model", help="Model to run it with.")
+    ] = None,
+    verbose: _Setup = False,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Run a program of a Python file, print its text as it comes and its variables at the end."""
+    path, _, name = file.rpartition(":") if ":" in file else (file, "", "")
+    function = _pick(_load(Path(path)), name, path)
+    arguments = _arguments(function, arg or ())
+    with open_backend(backend, api_key, with_model(settings, model), verbose) as runtime:
+        state = function.run(**arguments, backend=runtime, stream=True)
+        for piece in state.text_iter():
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+        print()
+        error = state.error()
+        if error is not None:
+            raise error
+        _print_variables(state)
+
+
+def open_backend(
+    url: str | None, api_key: str | None, settings: dict[str, Any], verbose: bool
+) -> Any:
+    """A server that runs already, or an embedded runtime: a context manager either way."""
+    from . import Runtime, RuntimeEndpoint
+
+    if url is not None:
+        if settings:
+            raise typer.BadParameter(
+                f"--backend runs with its own settings; not with {', '.join(settings)}"
+            )
+        return RuntimeEndpoint(url, api_key=api_key)
+    if verbose:
+        return Runtime(**settings, on_progress=say_stage, on_log=say_log)
+    return Runtime(**settings)
+
+
+def _load(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise typer.BadParameter(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise typer.BadParameter(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    spec.loader.exec_module(module)
+    return module
+
+
+def _pick(module: ModuleType, name: str, path: str) -> Function:
+    from .function import Function
+
+    programs = {key: value for key, value in vars(module).items() if isinstance(value, Function)}
+    known = ", ".join(programs)
+    if name:
+        if name not in programs:
+            raise typer.BadParameter(f"{path} has no program {name}; it has: {known or 'none'}")
+        return programs[name]
+    if "main" in programs:
+        return programs["main"]
+    if len(programs) != 1:
+        raise typer.BadParameter(
+            f"{path} has several programs: name one as {path}:NAME ({known})"
+            if programs
+            else f"{path} has no function with @ramet.function"
+        )
+    return next(iter(programs.values()))
+
+
+def _arguments(function: Function, given: Iterable[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for item in given:
+        name, equals, text = item.partition("=")
+        if not equals or not name.rstrip(":").isidentifier():
+            raise typer.BadParameter(f"--arg {item!r}: NAME=TEXT or NAME:=JSON is expected")
+        if name.endswith(":"):
+            try:
+                values[name[:-1]] = json.loads(text)
+            except ValueError as error:
+                raise typer.BadParameter(f"--arg {item!r}: {error}") from None
+        else:
+            values[name] = text
+    parameters = list(inspect.signature(function.func).parameters.values())[1:]
+    names = [parameter.name for parameter in parameters]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    unknown = [name for name in values if name not in names and not takes_any]
+    missing = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and parameter.name not in values
+    ]
+    if unknown or missing:
+        what = f"has no argument {unknown[0]}" if unknown else f"needs --arg {missing[0]}=…"
+        raise typer.BadParameter(f"the program {what}; it takes: {', '.join(names) or 'nothing'}")
+    return values
+
+
+def _print_variables(state: Any) -> None:
+    values: dict[str, Any] = state.variables()
+    if not values:
+        return
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in values.items():
+        table.add_row(name, json.dumps(value, ensure_ascii=False))
+    Console(stderr=not sys.stdout.isatty()).print(table, markup=False)

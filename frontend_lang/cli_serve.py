@@ -1,0 +1,58 @@
+"""``ramet serve``: a runtime that programs of other processes connect to."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from typing import Annotated, Any
+
+import typer
+
+from .cli_settings import with_model, with_settings
+
+_DRAIN_SECONDS = 30.0
+_CHECK_SECONDS = 0.5
+
+
+@with_settings()
+def serve(
+    model: Annotated[
+        str | None, typer.Argument(help="Alias, folder, .gguf file or hub id.", show_default=False)
+    ] = None,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Serve a model at tcp://HOST:ZMQ_PORT until Ctrl-C, which lets what runs finish.
+
+    Programs connect with ramet.RuntimeEndpoint("tcp://…").
+    """
+    from ramet.runtime import launch
+
+    settings = with_model(settings, model)
+    stop = threading.Event()
+    running = launch.start(settings, listen=True, on_progress=say_stage, on_log=say_log)
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stop.set())
+        public = [address for address in running.addresses if address.startswith("tcp://")]
+        print(f"{running.model} is served at {', '.join(public)}", flush=True)
+        while not stop.wait(_CHECK_SECONDS):
+            error = running.check()
+            if error is not None:
+                raise error.exception()
+        print("finishing what runs; Ctrl-C again to stop at once", file=sys.stderr)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        running.stop(_DRAIN_SECONDS)
+    finally:
+        running.stop(0.0)
+
+
+def say_stage(what: str, seconds: float) -> None:
+    """One line of start-up on stderr."""
+    print(f"{seconds:6.2f} s  {what}", file=sys.stderr, flush=True)
+
+
+def say_log(name: str, line: str) -> None:
+    """One line of a child's log on stderr."""
+    print(f"[{name}] {line}", file=sys.stderr, flush=True)
