@@ -23,8 +23,10 @@ class Runner(Protocol):
     """Runs steps in the order of their launches. Owns weights, KV memory and the request tables
     (slots, last token, sampling state a row); knows nothing of requests, trees or who waits."""
 
+    asynchronous: bool
+    """Whether `launch` returns before the step has run, so that the next one is worth planning."""
     num_slots: int
-    """KV slots there are, for all layers; slot 0 is scratch and never handed out."""
+    """KV slots that may be handed out. Ids run from ``page_size`` up; the first page is scratch."""
     max_rows: int
     context_length: int
     vocab_size: int

@@ -21,7 +21,8 @@ class RametError(Exception):
 
 
 class ProgramError(RametError):
-    """A program asked for something impossible; ``where`` names the source line when it is known."""
+    """A program asked for something impossible; ``where`` names the source line when it is
+    known."""
 
     kind = "program"
 

@@ -1,8 +1,7 @@
 """The only words spoken between processes: client to gateway, and gateway to engine.
 
-Every message is a tagged msgspec struct in msgpack. Arrays travel as little-endian bytes. Programs and
-their events are defined in `ramet.runtime.program`; here they are carried as data.
-"""
+Every message is a tagged msgspec struct in msgpack. Arrays travel as little-endian bytes. Programs
+and their events are defined in `ramet.runtime.program`; here they are carried as data."""
 
 from __future__ import annotations
 
@@ -67,7 +66,8 @@ class CancelProgram(_Message, frozen=True, kw_only=True, tag="cancel"):
 
 
 class Generate(_Message, frozen=True, kw_only=True, tag="generate"):
-    """One prompt, without the language: text (special tokens parsed) or token ids, used as they are."""
+    """One prompt, without the language: text (special tokens parsed) or token ids, used as they
+    are."""
 
     rid: str
     prompt: str | None = None
@@ -105,7 +105,8 @@ ClientMessage = (
 
 
 class Welcome(_Message, frozen=True, kw_only=True, tag="welcome"):
-    """The handshake's answer. ``tokenizer`` is a folder that a client on the same machine may read."""
+    """The handshake's answer. ``tokenizer`` is a folder that a client on the same machine may
+    read."""
 
     version: int
     server: str
@@ -155,8 +156,8 @@ GatewayMessage = Welcome | Refused | ProgramEvents | Generated | GenerateFailed 
 
 
 class EngineSampling(_Message, frozen=True, kw_only=True, tag="sampling"):
-    """Sampling with everything resolved: concrete length and seed, stops as bytes, stop ids with the
-    model's own unless ``ignore_eos``."""
+    """Sampling with everything resolved: concrete length and seed, stops as bytes, stop ids with
+    the model's own unless ``ignore_eos``."""
 
     max_new_tokens: int
     min_new_tokens: int = 0
@@ -180,8 +181,8 @@ class EngineSampling(_Message, frozen=True, kw_only=True, tag="sampling"):
 
 class Submit(_Message, frozen=True, kw_only=True, tag="submit"):
     """Run one request. The prompt is the first ``base_len`` tokens of handle ``base`` (when given),
-    then ``ids`` (int32). With ``keep``, the finished sequence, without a sampled stop and what a stop
-    string cut, stays reachable under that handle until `Release`."""
+    then ``ids`` (int32). With ``keep``, the finished sequence, without a sampled stop and what a
+    stop string cut, stays reachable under that handle until `Release`."""
 
     rid: int
     ids: bytes
@@ -222,8 +223,8 @@ EngineMessage = Submit | Abort | Release | Credit | Ask
 
 
 class Finish(_Message, frozen=True, kw_only=True, tag="finish"):
-    """How one request ended. ``text_bytes``: how many bytes of the output come before the stop string;
-    -1 when none matched. ``prompt_tokens`` and ``cached_tokens`` are final."""
+    """How one request ended. ``text_bytes``: how many bytes of the output come before the stop
+    string; -1 when none matched. ``prompt_tokens`` and ``cached_tokens`` are final."""
 
     rid: int
     reason: Literal["stop", "length", "abort"]
@@ -254,8 +255,8 @@ class PromptLogprobs(_Message, frozen=True, kw_only=True, tag="prompt_logprobs")
 
 class StepOut(_Message, frozen=True, kw_only=True, tag="step"):
     """All that a step (or several merged ones) made for one connection, in columns: request ids
-    (int64), the token each sampled (int32), its log-prob (float32, only if some row asked). A request
-    appears as often as it sampled. ``tops`` is keyed by the column's index."""
+    (int64), the token each sampled (int32), its log-prob (float32, only if some row asked). A
+    request appears as often as it sampled. ``tops`` is keyed by the column's index."""
 
     rids: bytes
     tokens: bytes

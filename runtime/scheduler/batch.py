@@ -14,7 +14,8 @@ LongArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
 
 FROM_DEVICE = -1
-"""In `StepBatch.ids`: feed the token that this row sampled last, which the host may not know yet."""
+"""In `StepBatch.ids`: feed the token that this row sampled last, which the host may not know
+yet."""
 
 
 @dataclass(slots=True)
@@ -53,9 +54,13 @@ class StepBatch:
     steps: IntArray
     """[S] how many tokens each sampling row has sampled before: with its seed, fixes its draw."""
     new_rows: list[NewRow] = field(default_factory=list[NewRow])
+    moves: list[tuple[int, IntArray]] = field(default_factory=list[tuple[int, IntArray]])
+    """(row, slots): the row's leading positions lie in these slots from this step's attention on,
+    also where `slots` names another (scratch) to write to. Entered in the table after everything
+    else."""
     prompt_logprobs: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
-    """(item, first, last): give the log-probs of prompt tokens at positions [first, last), each from
-    the logits one position before; all those logits are computed in this step."""
+    """(item, first, last): give the log-probs of prompt tokens at positions [first, last), each
+    from the logits one position before; all those logits are computed in this step."""
     targets: list[IntArray] = field(default_factory=list[IntArray])
     """The token ids at those positions, one array an entry of `prompt_logprobs`."""
     want_logprobs: bool = False
@@ -72,7 +77,8 @@ class StepBatch:
 
 @dataclass(slots=True)
 class PositionLogprobs:
-    """Log-probs of prompt tokens of one item: [n] float32, and the top-k beside them when wanted."""
+    """Log-probs of prompt tokens of one item: [n] float32, and the top-k beside them when
+    wanted."""
 
     values: FloatArray
     top_ids: IntArray | None = None

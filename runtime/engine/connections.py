@@ -1,0 +1,122 @@
+"""The engine's side of its socket: who is connected, what came in, what goes out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+
+import zmq
+
+from ..memory.radix_tree import RadixTree
+from ..protocol.codec import engine_codec, reply_codec
+from ..protocol.errors import BackendError
+from ..protocol.messages import Beat, EngineMessage, EngineReply
+from ..scheduler.request import Request
+from .handles import Handles
+from .outbox import Outbox
+
+log = logging.getLogger(__name__)
+
+BEAT_SECONDS = 1.0
+_MESSAGES_A_STEP = 1024
+
+
+class Connection:
+    """One gateway: its requests, its handles, and what it has not been told yet."""
+
+    def __init__(self, identity: bytes, index: int, tree: RadixTree) -> None:
+        self.identity = identity
+        self.index = index
+        self.requests: dict[int, Request] = {}
+        self.handles = Handles(tree)
+        self.outbox = Outbox()
+        self.gone = False
+
+
+class Connections:
+    """A ROUTER socket. A peer that cannot be reached any more is reported by `lost`, never silently
+    skipped."""
+
+    def __init__(self, address: str, tree: RadixTree) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.LINGER, 200)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15000)
+        self._socket.bind(address)
+        self._tree = tree
+        self._peers: dict[bytes, Connection] = {}
+        self._next = 0
+        self._beaten = 0.0
+        self.lost: list[Connection] = []
+
+    def __iter__(self) -> Iterator[Connection]:
+        return iter(list(self._peers.values()))
+
+    def __getitem__(self, identity: bytes) -> Connection:
+        return self._peers[identity]
+
+    def get(self, identity: bytes) -> Connection | None:
+        return self._peers.get(identity)
+
+    def receive(self, wait: float) -> Iterator[tuple[Connection, EngineMessage]]:
+        """Messages that are there, waiting up to ``wait`` seconds for the first. Malformed ones are
+        logged and dropped: only our own gateway speaks here."""
+        if wait > 0 and not self._socket.poll(int(wait * 1000)):
+            return
+        for _ in range(_MESSAGES_A_STEP):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            identity, data = frames[0], frames[-1]
+            try:
+                message = engine_codec.decode(data)
+            except BackendError as error:
+                log.warning("dropped a message: %s", error)
+                continue
+            peer = self._peers.get(identity)
+            if peer is None:
+                self._next += 1
+                peer = self._peers[identity] = Connection(identity, self._next, self._tree)
+            yield peer, message
+
+    def send(self, peer: Connection, message: EngineReply) -> None:
+        """Send, or note that the peer is gone."""
+        try:
+            self._socket.send_multipart(
+                [peer.identity, reply_codec.encode(message)], zmq.NOBLOCK, copy=True
+            )
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            if not peer.gone:
+                peer.gone = True
+                self.lost.append(peer)
+
+    def drop(self, peer: Connection) -> None:
+        """Forget a peer that was lost."""
+        self._peers.pop(peer.identity, None)
+
+    def flush(self) -> None:
+        """Send every outbox that has something to say and the credit for it."""
+        for peer in self:
+            if (message := peer.outbox.take()) is not None:
+                self.send(peer, message)
+
+    def beat(self, step: int, running: int, waiting: int) -> None:
+        """Tell everybody, once a second, that the loop is alive."""
+        now = time.monotonic()
+        if now - self._beaten >= BEAT_SECONDS:
+            self._beaten = now
+            beat = Beat(step=step, running=running, waiting=waiting)
+            for peer in self:
+                self.send(peer, beat)
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()

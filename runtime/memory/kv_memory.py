@@ -1,0 +1,154 @@
+"""Pool and tree as one thing: the only way in which slots change hands.
+
+Every usable slot is in exactly one of four sets, each with a record of its own:
+
+    free        the pool's
+    private     computed (or about to be) for one request and not shared yet; the request's record
+    locked      in the tree, on a path that some request reads
+    evictable   in the tree, read by nobody
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from .eviction import POLICIES
+from .page_pool import PagePool, SlotArray
+from .radix_tree import Match, Node, RadixTree, TokenArray, common_prefix
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Slots by who has them, counted by each owner itself."""
+
+    total: int
+    free: int
+    evictable: int
+    locked: int
+    private: int
+
+    @property
+    def held(self) -> int:
+        return self.locked + self.private
+
+
+class KVMemory:
+    """Slots for requests: cached prefixes are found, held and grown here; nothing else frees a
+    slot."""
+
+    def __init__(
+        self,
+        num_slots: int,
+        page_size: int = 16,
+        *,
+        eviction: str = "lru",
+        caching: bool = True,
+    ) -> None:
+        """``caching`` false: nothing is kept when a request ends, nothing is shared."""
+        self.pool = PagePool(num_slots, page_size)
+        self.tree = RadixTree(self.pool, POLICIES[eviction]())
+        self.caching = caching
+        self._private = 0
+
+    @property
+    def total(self) -> int:
+        return self.pool.total
+
+    @property
+    def available(self) -> int:
+        """Slots that can be had now: free, or evictable."""
+        return self.pool.num_free + self.tree.num_evictable
+
+    def usage(self) -> Usage:
+        return Usage(
+            self.pool.total,
+            self.pool.num_free,
+            self.tree.num_evictable,
+            self.tree.num_locked,
+            self._private,
+        )
+
+    def peek(self, tokens: TokenArray, namespace: bytes) -> int:
+        """How many leading tokens are cached; changes nothing."""
+        return self.tree.peek(tokens, namespace) if self.caching else 0
+
+    def hold(self, tokens: TokenArray, namespace: bytes) -> Match:
+        """Find the longest cached prefix and lock it; give it up by `release`."""
+        match = self.tree.match(tokens if self.caching else tokens[:0], namespace)
+        self.tree.lock(match.node)
+        return match
+
+    def allocate(self, count: int, position: int, after: int) -> SlotArray | None:
+        """``count`` private slots, evicting as needed; ``None`` when held slots leave too few."""
+        if not self._make_room(count):
+            return None
+        slots = self.pool.allocate(count, position, after)
+        if slots is not None:
+            self._private += count
+        return slots
+
+    def allocate_next(self, last: SlotArray, positions: TokenArray) -> SlotArray | None:
+        """One private slot for each growing request, evicting as needed."""
+        if not self._make_room(len(last)):
+            return None
+        slots = self.pool.allocate_next(last, positions)
+        if slots is not None:
+            self._private += len(last)
+        return slots
+
+    def share(
+        self, node: Node, tokens: TokenArray, slots: SlotArray, shared: int, namespace: bytes
+    ) -> Match:
+        """Put a computed prefix into the tree and hold it instead of ``node``.
+
+        The first ``shared`` slots are the tree's already, the rest private. The caller goes on with
+        the returned slots, which hold the same tokens. Without caching nothing happens."""
+        if not self.caching:
+            return Match(node, slots)
+        match = self.tree.insert(tokens, slots, namespace)
+        self._private -= len(tokens) - shared
+        self.tree.lock(match.node)
+        self.tree.unlock(node)
+        return match
+
+    def release(self, node: Node, private: SlotArray) -> None:
+        """A request ends: give up the hold on ``node``, free slots that never entered the tree."""
+        self.pool.free(private)
+        self._private -= len(private)
+        self.tree.unlock(node)
+
+    def flush(self) -> int:
+        """Forget all cached KV that nobody holds. Returns how many slots that freed."""
+        return self.tree.clear()
+
+    def assert_consistent(self, private: Iterable[SlotArray]) -> None:
+        """Free, private, locked and evictable, each enumerated by itself, are together every slot
+        once.
+
+        ``private`` are the slots that the requests say are theirs.
+        """
+        self.pool.assert_consistent()
+        self.tree.assert_consistent()
+        mine = list(private)
+        parts = [self.pool.free_slots(), *mine, *(node.slots for node in self.tree.nodes())]
+        everything = np.sort(np.concatenate(parts))
+        size = self.pool.page_size
+        expected = np.arange(size, size + self.total, dtype=np.int32)
+        assert len(everything) == self.total, f"{len(everything)} slots known of {self.total}"
+        assert (everything == expected).all(), "some slot is in two sets, another in none"
+        assert sum(map(len, mine)) == self._private, "private slots miscounted"
+
+    def _make_room(self, count: int) -> bool:
+        missing = count - self.pool.num_free
+        if missing > self.tree.num_evictable:
+            return False
+        if missing > 0:
+            # A little more than needed, so that a full cache is not trimmed at every step.
+            self.tree.evict(min(self.tree.num_evictable, missing + self.total // 64))
+        return True
+
+
+__all__ = ["KVMemory", "Match", "Node", "Usage", "common_prefix"]

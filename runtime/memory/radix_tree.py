@@ -1,0 +1,313 @@
+"""A radix tree over token ids whose edges hold the KV slots of their tokens.
+
+Every common prefix is kept once, token for token (SGLang's RadixAttention, arXiv 2312.07104, shares
+the idea). A path from the root of a namespace spells a prompt; namespaces share nothing.
+
+                 root
+                  │ [1 9690 198 …]            slots [16 17 18 …]     lock 2
+          ┌───────┴────────┐
+     [504 3575]         [2683 …]              each child's first token differs
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .eviction import EvictionPolicy, LeastRecentlyUsed
+from .page_pool import PagePool, SlotArray
+
+TokenArray = npt.NDArray[np.int32]
+_NO_SLOTS: SlotArray = np.empty(0, np.int32)
+
+
+class Node:
+    """One edge and the point it leads to. Only the tree changes it."""
+
+    __slots__ = (
+        "children", "hits", "last_use", "lock", "parent", "pins", "serial", "slots", "tokens",
+    )  # fmt: skip
+
+    def __init__(self, parent: Node | None, tokens: TokenArray, slots: SlotArray, serial: int):
+        self.parent = parent
+        self.tokens = tokens
+        self.slots = slots
+        self.children: dict[int, Node] = {}
+        self.lock = 0
+        self.pins = 0
+        self.hits = 0
+        self.last_use = 0
+        self.serial = serial
+
+
+@dataclass(slots=True)
+class Match:
+    """How far a prompt is cached: ``length`` tokens, their slots in order, the node they end at."""
+
+    node: Node
+    slots: SlotArray
+
+    @property
+    def length(self) -> int:
+        return len(self.slots)
+
+
+def common_prefix(a: TokenArray, b: TokenArray) -> int:
+    """How many leading tokens two prompts share."""
+    n = min(len(a), len(b))
+    differs = a[:n] != b[:n]
+    first = int(differs.argmax()) if n else 0
+    return first if n and differs[first] else n
+
+
+class RadixTree:
+    """Owns the slots of its edges in the pool. A caller holds what it reads by `lock` and gives it
+    up by `unlock`; what nobody locks is evictable. Pins are wishes: they only make a node go
+    later."""
+
+    def __init__(self, pool: PagePool, policy: EvictionPolicy | None = None) -> None:
+        self._pool = pool
+        self._policy = policy or LeastRecentlyUsed()
+        self._roots: dict[bytes, Node] = {}
+        self._heap: list[tuple[tuple[int, ...], int, Node]] = []
+        self._clock = 0
+        self._serial = 0
+        self._num_nodes = 0
+        self._evictable = 0
+        self._locked = 0
+
+    @property
+    def num_evictable(self) -> int:
+        """Slots of nodes that nobody locks."""
+        return self._evictable
+
+    @property
+    def num_locked(self) -> int:
+        """Slots of nodes that somebody locks."""
+        return self._locked
+
+    def root(self, namespace: bytes = b"") -> Node:
+        node = self._roots.get(namespace)
+        if node is None:
+            node = self._roots[namespace] = self._node(None, _NO_SLOTS, _NO_SLOTS)
+        return node
+
+    def match(self, tokens: TokenArray, namespace: bytes = b"") -> Match:
+        """The longest cached prefix of ``tokens``. Splits an edge that it ends inside."""
+        self._clock += 1
+        node, parts, _ = self._walk(self.root(namespace), tokens, split=True)
+        slots = np.concatenate(parts) if len(parts) > 1 else parts[0] if parts else _NO_SLOTS
+        return Match(node, slots)
+
+    def peek(self, tokens: TokenArray, namespace: bytes = b"") -> int:
+        """How many leading tokens are cached; changes nothing."""
+        node = self._roots.get(namespace)
+        done = 0
+        while node is not None and done < len(tokens):
+            child = node.children.get(int(tokens[done]))
+            if child is None:
+                break
+            same = common_prefix(child.tokens, tokens[done:])
+            done += same
+            if same < len(child.tokens):
+                break
+            node = child
+        return done
+
+    def insert(self, tokens: TokenArray, slots: SlotArray, namespace: bytes = b"") -> Match:
+        """Put a computed prefix in, with the slots of its KV; returns its canonical slots and last
+        node.
+
+        Where the tree already has a token, its own slot is canonical and the caller's (if another)
+        is freed here, so the caller must replace its slots by the returned ones. The rest becomes
+        the tree's."""
+        assert len(tokens) == len(slots)
+        self._clock += 1
+        node, parts, done = self._walk(self.root(namespace), tokens, split=True)
+        if done:
+            held = np.concatenate(parts) if len(parts) > 1 else parts[0]
+            mine = slots[:done]
+            duplicates = mine[mine != held]
+            self._pool.free(duplicates)
+            if done == len(tokens):
+                return Match(node, held)
+            canonical = np.concatenate((held, slots[done:]))
+        else:
+            canonical = slots.copy()
+        rest = canonical[done:].copy()
+        self._pool.to_tree(rest)
+        leaf = self._node(node, tokens[done:].copy(), rest)
+        node.children[int(tokens[done])] = leaf
+        self._evictable += len(rest)
+        self._offer(leaf)
+        return Match(leaf, canonical)
+
+    def lock(self, node: Node) -> None:
+        """Hold the path from the root to ``node``."""
+        at: Node | None = node
+        while at is not None:
+            if at.lock == 0:
+                self._evictable -= len(at.slots)
+                self._locked += len(at.slots)
+            at.lock += 1
+            at = at.parent
+
+    def unlock(self, node: Node) -> None:
+        """Give up one `lock` of the same node."""
+        at: Node | None = node
+        while at is not None:
+            assert at.lock > 0, "unlocked more often than locked"
+            at.lock -= 1
+            if at.lock == 0:
+                self._locked -= len(at.slots)
+                self._evictable += len(at.slots)
+                self._offer(at)
+            at = at.parent
+
+    def pin(self, node: Node) -> None:
+        """Wish that the path to ``node`` stay."""
+        at: Node | None = node
+        while at is not None:
+            at.pins += 1
+            at = at.parent
+
+    def unpin(self, node: Node) -> None:
+        """Take one wish back. Of a node that was evicted meanwhile the wish has gone with it."""
+        if not node.pins:
+            return
+        at: Node | None = node
+        while at is not None:
+            assert at.pins > 0, "unpinned more often than pinned"
+            at.pins -= 1
+            at = at.parent
+
+    def evict(self, count: int) -> int:
+        """Free at least ``count`` evictable slots, leaf by leaf in the policy's order, or all there
+        are. Returns how many were freed."""
+        freed = 0
+        while freed < count and self._heap:
+            key, _, node = heapq.heappop(self._heap)
+            if node.parent is None or node.lock or node.children:
+                continue  # not (or no longer) an unlocked leaf; offered again when it becomes one
+            now = self._policy.key(node)
+            if now != key:
+                heapq.heappush(self._heap, (now, node.serial, node))
+                continue
+            freed += self._remove(node)
+        return freed
+
+    def clear(self) -> int:
+        """Free all that nobody locks. Returns how many slots were freed."""
+        freed = self.evict(self._evictable)
+        for namespace in [name for name, root in self._roots.items() if not root.children]:
+            if self._roots[namespace].lock == 0 and self._roots[namespace].pins == 0:
+                self._num_nodes -= 1
+                del self._roots[namespace]
+        return freed
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the roots, parents before children."""
+        stack = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            if node.parent is not None:
+                yield node
+            stack.extend(node.children.values())
+
+    def assert_consistent(self) -> None:
+        """Structure, locks and counters are as promised."""
+        evictable = locked = 0
+        for node in self.nodes():
+            parent = node.parent
+            assert parent is not None
+            assert len(node.tokens) == len(node.slots) > 0, "an edge without tokens"
+            assert parent.children[int(node.tokens[0])] is node, "filed under a wrong token"
+            assert parent.lock >= node.lock, "a locked node below an unlocked one"
+            assert parent.pins >= node.pins >= 0
+            if node.lock:
+                locked += len(node.slots)
+            else:
+                evictable += len(node.slots)
+        assert evictable == self._evictable, "evictable slots miscounted"
+        assert locked == self._locked, "locked slots miscounted"
+        offered = {id(node) for _, _, node in self._heap}
+        for node in self.nodes():
+            if node.lock == 0 and not node.children:
+                assert id(node) in offered, "an unlocked leaf that eviction cannot find"
+
+    def _node(self, parent: Node | None, tokens: TokenArray, slots: SlotArray) -> Node:
+        self._serial += 1
+        self._num_nodes += 1
+        node = Node(parent, tokens, slots, self._serial)
+        node.last_use = self._clock
+        return node
+
+    def _walk(
+        self, node: Node, tokens: TokenArray, *, split: bool
+    ) -> tuple[Node, list[SlotArray], int]:
+        parts: list[SlotArray] = []
+        done = 0
+        while done < len(tokens):
+            child = node.children.get(int(tokens[done]))
+            if child is None:
+                break
+            same = common_prefix(child.tokens, tokens[done:])
+            if same < len(child.tokens) and split:
+                child = self._split(child, same)
+            child.last_use = self._clock
+            child.hits += 1
+            parts.append(child.slots)
+            done += same
+            node = child
+        return node, parts, done
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Cut an edge in two; returns the new upper node. Locks and pins of the lower cover
+        both."""
+        parent = node.parent
+        assert parent is not None
+        assert 0 < at < len(node.tokens)
+        upper = self._node(parent, node.tokens[:at], node.slots[:at])
+        upper.lock, upper.pins, upper.hits = node.lock, node.pins, node.hits
+        upper.last_use = node.last_use
+        parent.children[int(node.tokens[0])] = upper
+        node.tokens, node.slots = node.tokens[at:], node.slots[at:]
+        node.parent = upper
+        upper.children[int(node.tokens[0])] = node
+        return upper
+
+    def _offer(self, node: Node) -> None:
+        """Let eviction know of an unlocked leaf."""
+        if node.parent is not None and not node.children and node.lock == 0:
+            heapq.heappush(self._heap, (self._policy.key(node), node.serial, node))
+            if len(self._heap) > 64 + 4 * self._num_nodes:
+                self._compact()
+
+    def _compact(self) -> None:
+        live = {id(n): n for _, _, n in self._heap if n.parent is not None}
+        self._heap = [
+            (self._policy.key(n), n.serial, n)
+            for n in live.values()
+            if not n.children and n.lock == 0
+        ]
+        heapq.heapify(self._heap)
+
+    def _remove(self, node: Node) -> int:
+        parent = node.parent
+        assert parent is not None
+        del parent.children[int(node.tokens[0])]
+        node.parent = None
+        self._num_nodes -= 1
+        self._pool.free(node.slots)
+        self._evictable -= len(node.slots)
+        at: Node | None = parent
+        while at is not None and node.pins:
+            at.pins -= node.pins
+            at = at.parent
+        node.pins = 0
+        self._offer(parent)
+        return len(node.slots)

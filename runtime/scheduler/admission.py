@@ -1,0 +1,51 @@
+"""Whether one more request fits, now and later."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .rows import EMPTY, Rows
+
+WATERMARK = 0.98
+"""Of all slots. What the forecast leaves free absorbs its errors."""
+LONGEST_FORECAST = 4096
+"""Tokens of output that are forecast at most: few requests use all that they may."""
+_START, _FLOOR, _DECAY, _RAISE = 0.7, 0.1, 0.995, 0.2
+
+
+class Admission:
+    """Forecasts the peak of KV use, as LightLLM's past-future scheduler does (arXiv 2507.10150): of
+    requests sorted by what remains of them, the k-th still runs when the longer ones do.
+
+    How much of ``max_new_tokens`` is really used is learnt: the ratio falls while all goes well and
+    rises when a request had to be retracted.
+    """
+
+    def __init__(self, rows: Rows, total: int, conservativeness: float = 1.0) -> None:
+        self._rows = rows
+        self._total = total
+        self._conservativeness = conservativeness
+        self._ratio = _START
+
+    def step(self) -> None:
+        """A step went by without a retraction."""
+        self._ratio = max(_FLOOR, self._ratio * _DECAY)
+
+    def retracted(self) -> None:
+        """The forecast was wrong."""
+        self._ratio = min(1.0, self._ratio + _RAISE)
+
+    def fits(self, locked: int, prompt: int, new: int) -> bool:
+        """Whether a request that will hold ``prompt`` private slots and sample ``new`` tokens fits
+        beside the running ones, when ``locked`` slots of the tree are held by all of them."""
+        rows = self._rows
+        if rows.running == 0:
+            return locked + prompt + min(new, 1) <= self._total
+        live = np.flatnonzero(rows.state != EMPTY)
+        own = np.maximum(rows.computed[live], rows.target[live]) - rows.shared[live]
+        left = np.minimum(rows.max_new[live] - rows.sampled[live], LONGEST_FORECAST)
+        own = np.append(own, prompt)
+        left = np.append(left, min(new, LONGEST_FORECAST)) * self._ratio * self._conservativeness
+        order = np.argsort(-left)
+        peak = (np.cumsum(own[order]) + np.arange(1, len(own) + 1) * left[order]).max()
+        return locked + peak <= self._total * WATERMARK

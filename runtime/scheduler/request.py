@@ -1,0 +1,70 @@
+"""One request as the engine knows it: token ids, parameters, and how far it has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..memory.radix_tree import Node
+from ..protocol.messages import EngineSampling
+from .batch import IntArray
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request, waiting or running. While it runs, its row in `Rows` is the record of progress."""
+
+    rid: int
+    connection: bytes
+    sampling: EngineSampling
+    tokens: IntArray
+    """Prompt, then the output known so far. Written only while waiting."""
+    prompt_len: int
+    namespace: bytes = b""
+    program: int = 0
+    keep: int | None = None
+    arrival: float = 0.0
+    row: int = -1
+    node: Node | None = None
+    """The tree node it holds while it runs."""
+    cached_tokens: int = -1
+    """Of its prompt, found in the tree at first admission."""
+    retractions: int = 0
+    prompt_logprobs_sent: int = 0
+    """Prompt positions below this one have had their log-probs sent (after a retraction)."""
+    overlaps: dict[int, int] = field(default_factory=dict[int, int])
+    """Common prefix with other requests by their `serial`: they never change."""
+    serial: int = 0
+
+    @property
+    def output(self) -> IntArray:
+        """Output tokens known so far (of a waiting request)."""
+        return self.tokens[self.prompt_len :]
+
+    @property
+    def target(self) -> int:
+        """How many tokens to compute before the first sample. A request that only scores never
+        needs the last token's logits, nor its KV."""
+        if self.sampling.max_new_tokens == 0 and self.wants_prompt_logprobs:
+            return max(len(self.tokens) - 1, 1)
+        return len(self.tokens)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return 0 <= self.sampling.logprob_start < self.prompt_len
+
+    @property
+    def reusable(self) -> int:
+        """How many leading tokens may come from the cache: at least one must be computed, and so
+        must every position whose logits are asked for."""
+        cap = self.target - 1
+        if self.wants_prompt_logprobs and self.prompt_logprobs_sent < self.prompt_len:
+            first = max(self.sampling.logprob_start, self.prompt_logprobs_sent)
+            cap = min(cap, max(first - 1, 0))
+        return cap
+
+
+def make_tokens(ids: bytes) -> IntArray:
+    """Token ids from a message."""
+    return np.frombuffer(ids, dtype="<i4").astype(np.int32)

@@ -1,0 +1,410 @@
+"""Continuous batching: what each step computes. Plain data in, a batch out; no model, no device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..memory.kv_memory import KVMemory
+from ..memory.page_pool import SlotArray
+from ..memory.radix_tree import Node
+from ..protocol.errors import ContextLengthError, RametError
+from .admission import Admission
+from .batch import FROM_DEVICE, IntArray, LongArray, NewRow, StepBatch
+from .policies import POLICIES, aged_first
+from .request import Request
+from .rows import DECODE, EMPTY, PREFILL, Rows
+from .siblings import Siblings
+
+SCRATCH = 0
+"""A slot of the pool's first page, which nobody is given: what is written there is never read."""
+_NO_SLOTS: SlotArray = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one step, and the whole engine, may hold."""
+
+    max_rows: int = 64
+    context_length: int = 8192
+    step_tokens: int = 512
+    """Prefill tokens a step, beside the decodes."""
+    max_waiting: int = 65536
+    ageing: float = 5.0
+    """Seconds after which a waiting request goes before those that a policy prefers."""
+
+
+@dataclass(slots=True)
+class Planned:
+    """A step that was planned: the batch, and which requests its samples belong to."""
+
+    batch: StepBatch
+    rows: IntArray
+    """[S] rows that sample."""
+    epochs: LongArray
+    """[S] to tell a row's request from a later one of the same row."""
+    scored: list[tuple[Request, int]]
+    """The request and first position of each entry of ``batch.prompt_logprobs``."""
+    ended: list[Request]
+    """Requests that this step ends without a sample (they only wanted their prompt computed)."""
+
+
+class MustDrain(Exception):  # noqa: N818 - a signal between two modules, not a failure
+    """Memory ran out while a step is in flight: its samples are needed before someone is
+    retracted."""
+
+
+class Scheduler:
+    """Owns who waits, who runs, and their KV.
+
+    A step: every running decode, then chunks of prompts being prefilled, then admissions, as far as
+    the token budget goes. KV that a step will write counts as cached at once, also for other
+    requests of the same step: the runner writes all K and V of a layer before any of its attention.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        memory: KVMemory,
+        *,
+        policy: str = "fcfs",
+        conservativeness: float = 1.0,
+    ) -> None:
+        self.limits = limits
+        self.memory = memory
+        self.rows = Rows(limits.max_rows, limits.context_length)
+        self.waiting: list[Request] = []
+        self.failed: list[tuple[Request, RametError]] = []
+        """Requests that can never run; the engine takes them away."""
+        self.num_retracted = 0
+        self._policy = POLICIES[policy]()
+        self._admission = Admission(self.rows, memory.total, conservativeness)
+        self._siblings = Siblings(self.rows, memory)
+        self._serial = 0
+        self._new_rows: list[NewRow] = []
+        self._moves: list[tuple[int, IntArray]] = []
+
+    # --- requests come and go -------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises `ContextLengthError` for one that can never run."""
+        room = min(self.limits.context_length, self.memory.total)
+        if request.prompt_len < 1:
+            raise ContextLengthError("the prompt is empty", param="prompt")
+        new = request.sampling.max_new_tokens
+        if request.prompt_len + min(new, 1) > room:
+            raise ContextLengthError(
+                f"the prompt has {request.prompt_len} tokens; "
+                + (
+                    f"the context holds {room}"
+                    if room == self.limits.context_length
+                    else f"KV memory holds {room} (max_total_tokens)"
+                ),
+                param="prompt",
+            )
+        if request.prompt_len + new > self.limits.context_length:
+            raise ContextLengthError(
+                f"{request.prompt_len} prompt tokens and {new} new ones exceed the context of "
+                f"{self.limits.context_length}",
+                param="max_new_tokens",
+            )
+        if len(self.waiting) >= self.limits.max_waiting:
+            raise RametError(f"the queue is full ({self.limits.max_waiting} requests)")
+        self._serial += 1
+        request.serial = self._serial
+        request.arrival = request.arrival or time.monotonic()
+        self.waiting.append(request)
+
+    def remove(self, request: Request) -> Node | None:
+        """Take a request away, wherever it is. What it computed stays cached, up to the node
+        returned (``None`` if it was not running)."""
+        if request.row >= 0:
+            return self._leave(request.row)
+        self.waiting.remove(request)
+        return None
+
+    def running(self) -> Iterator[Request]:
+        return (request for request in self.rows.requests if request is not None)
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting and not self.rows.running
+
+    # --- a step ---------------------------------------------------------------------------------
+
+    def plan(self, *, drained: bool = True) -> Planned | None:
+        """The next step, or ``None`` when there is nothing to compute.
+
+        ``drained``: every earlier step's samples are known. If they are not and a request must be
+        retracted, raises `MustDrain` with nothing changed.
+        """
+        rows = self.rows
+        decodes, slots = self._grow_decodes(drained)
+        steps: list[IntArray] = []
+        scored: list[tuple[Request, int]] = []
+        ended: list[Request] = []
+        item_rows: list[int] = []
+        q_lens: list[int] = []
+        ids: list[IntArray] = []
+        where: list[IntArray] = []
+        samples: list[int] = []
+        plan_logprobs: list[tuple[int, int, int]] = []
+        targets: list[IntArray] = []
+
+        if len(decodes):
+            steps.append(rows.sampled[decodes])
+            known = rows.known[decodes]
+            position = rows.computed[decodes]
+            tokens = rows.tokens[decodes, position]
+            ids.append(np.where(position < known, tokens, FROM_DEVICE).astype(np.int32))
+            where.append(slots)
+            rows.slots[decodes, position] = slots
+            rows.computed[decodes] += 1
+            rows.sampled[decodes] += 1
+
+        budget = self.limits.step_tokens
+        count = len(decodes)
+        for row in self._prefills(budget):
+            request = rows.requests[row]
+            assert request is not None
+            start = int(rows.computed[row])
+            end = min(int(rows.target[row]), start + budget)
+            budget -= end - start
+            item = count
+            count += 1
+            item_rows.append(row)
+            q_lens.append(end - start)
+            ids.append(rows.tokens[row, start:end].copy())
+            self._score(request, item, start, end, plan_logprobs, targets, scored)
+            rows.computed[row] = end
+            if end == rows.target[row]:
+                if request.sampling.max_new_tokens > 0:
+                    samples.append(item)
+                    steps.append(rows.sampled[row : row + 1].copy())
+                    rows.sampled[row] += 1
+                    rows.state[row] = DECODE
+                else:
+                    ended.append(request)
+            own = rows.slots[row, start:end].copy()
+            self._share(row)
+            # What the tree had already is not written again: its twin here was just freed.
+            where.append(np.where(rows.slots[row, start:end] == own, own, SCRATCH).astype(np.int32))
+
+        if count == 0:
+            return None
+        self._admission.step()
+        all_rows = np.concatenate((decodes, np.array(item_rows, np.int32)))
+        sampling = np.concatenate(
+            (np.arange(len(decodes), dtype=np.int32), np.array(samples, np.int32))
+        )
+        sample_rows = all_rows[sampling]
+        batch = StepBatch(
+            rows=all_rows,
+            q_lens=np.concatenate((np.ones(len(decodes), np.int32), np.array(q_lens, np.int32))),
+            kv_lens=rows.computed[all_rows],
+            ids=np.concatenate(ids),
+            slots=np.concatenate(where),
+            samples=sampling,
+            steps=np.concatenate(steps) if steps else np.empty(0, np.int32),
+            new_rows=self._new_rows,
+            moves=self._moves,
+            prompt_logprobs=plan_logprobs,
+            targets=targets,
+            want_logprobs=bool(rows.wants_logprobs[sample_rows].any()),
+            top_logprobs=self._top(sample_rows, scored),
+            num_decodes=len(decodes),
+        )
+        self._new_rows, self._moves = [], []
+        return Planned(batch, sample_rows, rows.epoch[sample_rows], scored, ended)
+
+    def _grow_decodes(self, drained: bool) -> tuple[IntArray, SlotArray]:
+        """Rows that decode, each with a slot for its next token; retracts when there are too
+        few."""
+        rows = self.rows
+        while True:
+            decodes = np.flatnonzero((rows.state == DECODE) & (rows.sampled < rows.max_new))
+            decodes = decodes.astype(np.int32)
+            if not len(decodes):
+                return decodes, _NO_SLOTS
+            position = rows.computed[decodes]
+            slots = self.memory.allocate_next(rows.slots[decodes, position - 1], position)
+            if slots is not None:
+                return decodes, slots
+            if not drained:
+                raise MustDrain
+            self._retract()
+
+    def _prefills(self, budget: int) -> Iterator[int]:
+        """Rows with prompt left to compute, oldest first, then newly admitted ones, while the
+        budget lasts. The caller plans a row's chunk before it asks for the next."""
+        rows = self.rows
+        pending = np.flatnonzero((rows.state == PREFILL) & (rows.computed < rows.target))
+        left = budget
+        for row in pending[np.argsort(rows.serial[pending])].tolist():
+            if left <= 0:
+                return
+            left -= min(left, int(rows.target[row] - rows.computed[row]))
+            yield row
+        if left <= 0 or not self.waiting:
+            return
+        self._siblings.refresh()
+        for request in self._ordered():
+            if left <= 0 or not rows.has_room:
+                return
+            if self._siblings.must_wait(request):
+                continue
+            if not self._admit(request):
+                return
+            row = request.row
+            left -= min(left, int(rows.target[row] - rows.computed[row]))
+            yield row
+
+    def _ordered(self) -> list[Request]:
+        ordered = self._policy.order(self.waiting, self.memory)
+        return list(aged_first(ordered, self.waiting, time.monotonic(), self.limits.ageing))
+
+    def _admit(self, request: Request) -> bool:
+        """Give a waiting request a row and KV for its whole prompt, if it fits."""
+        memory = self.memory
+        match = memory.hold(request.tokens[: request.reusable], request.namespace)
+        need = request.target - match.length
+        new = request.sampling.max_new_tokens - (len(request.tokens) - request.prompt_len)
+        slots = None
+        if self._admission.fits(memory.tree.num_locked, need, new):
+            after = int(match.slots[-1]) if match.length else -1
+            slots = memory.allocate(need, match.length, after)
+        if slots is None:
+            memory.release(match.node, _NO_SLOTS)
+            return False
+        self.waiting.remove(request)
+        request.node = match.node
+        if request.cached_tokens < 0:
+            request.cached_tokens = match.length
+        row = self.rows.enter(request, np.concatenate((match.slots, slots)), match.length)
+        output = request.output.copy()
+        self._new_rows.append(
+            NewRow(
+                row,
+                request.sampling,
+                request.tokens[: request.prompt_len],
+                output,
+                match.slots,
+            )
+        )
+        self._siblings.add(request)
+        return True
+
+    def _score(
+        self,
+        request: Request,
+        item: int,
+        start: int,
+        end: int,
+        plan: list[tuple[int, int, int]],
+        targets: list[IntArray],
+        scored: list[tuple[Request, int]],
+    ) -> None:
+        """Ask for the log-probs of prompt tokens whose logits this chunk computes."""
+        if not request.wants_prompt_logprobs:
+            return
+        first = max(request.sampling.logprob_start, request.prompt_logprobs_sent, start + 1)
+        last = min(end + 1, request.prompt_len)
+        if first >= last:
+            return
+        plan.append((item, first, last))
+        targets.append(self.rows.tokens[request.row, first:last].copy())
+        scored.append((request, first))
+        request.prompt_logprobs_sent = last
+
+    def _share(self, row: int) -> None:
+        """Let others use what this row has computed (or will have, when this step has run)."""
+        rows = self.rows
+        end = int(rows.computed[row])
+        request = rows.requests[row]
+        assert request is not None
+        assert request.node is not None
+        if not self.memory.caching:
+            return
+        slots = rows.slots[row, :end]
+        match = self.memory.share(
+            request.node,
+            rows.tokens[row, :end],
+            slots,
+            int(rows.shared[row]),
+            request.namespace,
+        )
+        request.node = match.node
+        rows.shared[row] = end
+        if (match.slots != slots).any():
+            rows.slots[row, :end] = match.slots
+            self._moves.append((row, match.slots))
+
+    def _leave(self, row: int) -> Node:
+        """End a row's run: what it computed and knows goes into the tree, the rest is freed."""
+        rows = self.rows
+        request = rows.requests[row]
+        assert request is not None
+        assert request.node is not None
+        end = min(int(rows.computed[row]), int(rows.known[row]))
+        private = rows.private(row)
+        if self.memory.caching and end > rows.shared[row]:
+            keep = end - int(rows.shared[row])
+            match = self.memory.share(
+                request.node,
+                rows.tokens[row, :end],
+                rows.slots[row, :end],
+                int(rows.shared[row]),
+                request.namespace,
+            )
+            request.node = match.node
+            private = private[keep:]
+        self.memory.release(request.node, private)
+        self._new_rows = [new for new in self._new_rows if new.row != row]
+        self._moves = [move for move in self._moves if move[0] != row]
+        rows.leave(row)
+        node, request.node = request.node, None
+        return node
+
+    def _retract(self) -> None:
+        """Send the running request with least done back to the queue; its tokens stay cached. The
+        last one cannot be helped by that: it fails."""
+        rows = self.rows
+        running = np.flatnonzero(rows.state != EMPTY)
+        victim = int(running[np.lexsort((-rows.serial[running], rows.sampled[running]))[0]])
+        request = rows.requests[victim]
+        assert request is not None
+        if rows.running == 1:
+            used = int(rows.computed[victim])
+            self._leave(victim)
+            self.failed.append(
+                (
+                    request,
+                    ContextLengthError(
+                        f"KV memory of {self.memory.total} tokens is full at {used} tokens of this "
+                        "request alone; raise max_total_tokens or ask for fewer tokens",
+                        param="max_new_tokens",
+                    ),
+                )
+            )
+            return
+        self._leave(victim)
+        self._admission.retracted()
+        request.retractions += 1
+        self.num_retracted += 1
+        request.overlaps.clear()
+        self.waiting.insert(0, request)
+
+    def _top(self, sample_rows: IntArray, scored: list[tuple[Request, int]]) -> int:
+        top = int(self.rows.top_logprobs[sample_rows].max()) if len(sample_rows) else 0
+        return max([top, *(request.sampling.top_logprobs for request, _ in scored)])
+
+    def assert_consistent(self) -> None:
+        """Every slot is in exactly one set; every held node belongs to a running request."""
+        rows = self.rows
+        live = [row for row, request in enumerate(rows.requests) if request is not None]
+        self.memory.assert_consistent(rows.private(row) for row in live)
+        assert len(live) == rows.running
+        assert all(request.row < 0 for request in self.waiting)

@@ -1,0 +1,195 @@
+"""A runner that has no model but knows what every slot must hold."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+from ramet.runtime.memory.kv_memory import KVMemory
+from ramet.runtime.protocol.messages import EngineSampling
+from ramet.runtime.scheduler.batch import FROM_DEVICE, PositionLogprobs, StepBatch, StepResult
+from ramet.runtime.scheduler.request import Request
+from ramet.runtime.scheduler.scheduler import Limits, MustDrain, Scheduler
+
+
+def follow(state: int, token: int) -> int:
+    """What the KV of a token stands for: the whole prefix, as a checksum."""
+    return zlib.crc32(int(token).to_bytes(4, "little"), state) or 1
+
+
+def next_token(state: int, vocab: int) -> int:
+    return (state >> 7) % vocab
+
+
+def expected_output(prompt, count: int, vocab: int) -> list[int]:
+    state = 0
+    for token in prompt:
+        state = follow(state, int(token))
+    out = []
+    for _ in range(count):
+        token = next_token(state, vocab)
+        out.append(token)
+        state = follow(state, token)
+    return out
+
+
+class SimulatedRunner:
+    """Writes checksums of prefixes as KV; fails when a row's table leads to anything else."""
+
+    def __init__(self, num_slots: int, page_size: int, rows: int, context: int, vocab: int) -> None:
+        self.kv = np.zeros(num_slots + page_size, np.int64)
+        self.table = np.zeros((rows, context), np.int64)
+        self.last = np.zeros(rows, np.int64)
+        self.vocab_size = vocab
+        self.computed = 0
+
+    def launch(self, batch: StepBatch) -> StepResult:
+        assert len(batch.ids) == batch.q_lens.sum() == len(batch.slots)
+        assert len(set(batch.rows.tolist())) == len(batch.rows)
+        written = batch.slots[batch.slots > 0]
+        assert len(set(written.tolist())) == len(written), "two tokens for one slot"
+        for new in batch.new_rows:
+            self.table[new.row] = -1
+            self.table[new.row, : len(new.slots)] = new.slots
+        at = 0
+        spans = []
+        for row, q, kv in zip(batch.rows.tolist(), batch.q_lens.tolist(), batch.kv_lens.tolist()):
+            self.table[row, kv - q : kv] = batch.slots[at : at + q]
+            spans.append((row, kv - q, kv, at))
+            at += q
+        for row, slots in batch.moves:
+            self.table[row, : len(slots)] = slots
+        states = {}
+        tokens_of = {}
+        # Depth by depth, as layers do: what a step writes may be read by the same step.
+        pending = sorted(spans, key=lambda s: s[1])
+        for row, start, end, at in pending:
+            state = int(self.kv[self.table[row, start - 1]]) if start else 0
+            for position in range(start, end):
+                token = int(batch.ids[at + position - start])
+                if token == FROM_DEVICE:
+                    token = int(self.last[row])
+                state = follow(state, token)
+                slot = int(batch.slots[at + position - start])
+                if slot:
+                    self.kv[slot] = state
+                tokens_of.setdefault(row, {})[position] = token
+            states[row] = state
+        for row, start, end, _ in spans:
+            if end:
+                assert self.kv[self.table[row, end - 1]] == states[row], "a row reads another's KV"
+            check = 0 if start == 0 else int(self.kv[self.table[row, start - 1]])
+            for position in range(start, end):
+                check = follow(check, tokens_of[row][position])
+                assert self.kv[self.table[row, position]] == check, "KV at a wrong slot"
+        self.computed += len(batch.ids)
+        sampled = []
+        for item in batch.samples.tolist():
+            row = int(batch.rows[item])
+            token = next_token(states[row], self.vocab_size)
+            self.last[row] = token
+            sampled.append(token)
+        return StepResult(
+            np.array(sampled, np.int32),
+            np.zeros(len(sampled), np.bool_),
+            prompt_logprobs=[
+                PositionLogprobs(np.arange(first, last, dtype=np.float32))
+                for _, first, last in batch.prompt_logprobs
+            ],
+        )
+
+
+class World:
+    """Scheduler, memory and simulated runner, stepped together (one step in flight if asked)."""
+
+    def __init__(self, *, slots=2048, page=16, rows=8, context=512, vocab=50, overlap=False,
+                 step_tokens=64, caching=True, eviction="lru", policy="fcfs"):  # fmt: skip
+        self.memory = KVMemory(slots, page, caching=caching, eviction=eviction)
+        limits = Limits(max_rows=rows, context_length=context, step_tokens=step_tokens)
+        self.scheduler = Scheduler(limits, self.memory, policy=policy)
+        self.runner = SimulatedRunner(self.memory.total, page, rows, context, vocab)
+        self.vocab = vocab
+        self.overlap = overlap
+        self.flights: list = []
+        self.done: dict[int, list[int]] = {}
+        self.requests: dict[int, Request] = {}
+        self.failed: dict[int, Exception] = {}
+        self.scores: dict[int, list[float]] = {}
+
+    def add(self, rid: int, prompt, new: int, **sampling) -> Request:
+        tokens = np.array(prompt, np.int32)
+        request = Request(rid, b"c", EngineSampling(max_new_tokens=new, **sampling), tokens,
+                          len(tokens))  # fmt: skip
+        self.scheduler.add(request)
+        self.requests[rid] = request
+        return request
+
+    def abort(self, rid: int) -> None:
+        self.scheduler.remove(self.requests.pop(rid))
+
+    def step(self) -> bool:
+        scheduler = self.scheduler
+        try:
+            planned = scheduler.plan(drained=not self.flights)
+        except MustDrain:
+            planned = None
+        if planned is not None:
+            self.flights.append((planned, self.runner.launch(planned.batch)))
+        for request, error in scheduler.failed:
+            self.failed[request.rid] = error
+            del self.requests[request.rid]
+        scheduler.failed.clear()
+        if self.flights and (planned is None or len(self.flights) > int(self.overlap)):
+            self.land(*self.flights.pop(0))
+        scheduler.assert_consistent()
+        return planned is not None or bool(self.flights)
+
+    def land(self, planned, result) -> None:
+        rows = self.scheduler.rows
+        for (request, start), found in zip(planned.scored, result.prompt_logprobs):
+            have = self.scores.setdefault(request.rid, [])
+            assert start == max(request.sampling.logprob_start, 1) + len(have)
+            have.extend(found.values.tolist())
+        for i, (row, epoch) in enumerate(zip(planned.rows.tolist(), planned.epochs.tolist())):
+            if rows.epoch[row] != epoch:
+                continue
+            request = rows.requests[row]
+            token = int(result.tokens[i])
+            rows.tokens[row, rows.known[row]] = token
+            rows.known[row] += 1
+            made = rows.known[row] - request.prompt_len
+            if token in request.sampling.stop_ids or made >= rows.max_new[row]:
+                self.finish(request)
+        for request in planned.ended:
+            if request.row >= 0:
+                self.finish(request)
+
+    def finish(self, request) -> None:
+        self.scheduler.remove(request)
+        self.done[request.rid] = request.tokens[request.prompt_len :].tolist()
+        del self.requests[request.rid]
+
+    def run(self, limit=10_000) -> None:
+        for _ in range(limit):
+            if not self.step() and self.scheduler.idle:
+                return
+        raise AssertionError("never became idle")
+
+    def check(self, rid: int, prompt, new: int, stops=()) -> None:
+        want = expected_output(prompt, new, self.vocab)
+        for i, token in enumerate(want):
+            if token in stops:
+                want = want[: i + 1]
+                break
+        assert self.done[rid] == want
+
+
+@pytest.fixture(scope="session")
+def make_world():
+    return World
+
+
+@pytest.fixture(scope="session")
+def expected():
+    return expected_output
