@@ -103,7 +103,7 @@ class Tokenizer:
         return self.encode_segments([(text, special)], start=start)
 
     def encode_segments(
-        self, segments: Iterable[tuple[str, bool]], *, start: bool = False
+        self, segments: Iterable[tuple[str, bool]], start: bool = False
     ) -> list[int]:
         """Ids of the joined text of (text, may hold special tokens) pieces.
 
