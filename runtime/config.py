@@ -77,9 +77,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         Annotated[int, _says("Requests that may wait; more are refused. None: no limit.", ge=1)]
         | None
     ) = None
-    chunked_prefill_size: Annotated[
-        int, _says("Prompt tokens computed in one step at most; -1: whole prompts.", ge=-1)
-    ] = 512
+    chunked_prefill_size: (
+        Annotated[
+            int,
+            _says(
+                "Prompt tokens computed in one step at most; -1: whole prompts. "
+                "None: 512 on a CPU, 8192 on a GPU.",
+                ge=-1,
+            ),
+        ]
+        | None
+    ) = None
     schedule_policy: Annotated[
         Literal["fcfs", "lpm", "dfs", "program"],
         _says("Who goes first: arrival, longest cached prefix, tree order, or whole programs."),
@@ -128,7 +136,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     ) = None
     curve: (
         Annotated[
-            str, _says("Folder with the CURVE key files of the server: encrypts the endpoint.")
+            str,
+            _says(
+                "Folder of the server's CURVE keys, made on first use: encrypts the TCP endpoint."
+            ),
         ]
         | None
     ) = None
