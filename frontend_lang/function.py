@@ -1,0 +1,360 @@
+"""``@function``: a Python function whose first parameter is the state of a prompt program."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, overload
+
+from ramet.runtime.protocol import BadInputError, ProgramError, sampling_from
+from ramet.runtime.protocol.sampling import ALIASES, FIELDS
+
+from . import batch
+from .backends.base import Backend, Opening, default_backend
+from .compiled import Compiled, Trace, inline, trace_function, warm
+from .recording import Recording
+from .run import Run
+from .state import State
+
+SAMPLING = (FIELDS | frozenset(ALIASES)) - {"constraint"}
+RUN_OPTIONS = ("backend", "stream", "timeout", "cache_salt")
+_current: contextvars.ContextVar[Recording | None] = contextvars.ContextVar(
+    "ramet_recording", default=None
+)
+
+
+class ArgumentsError(BadInputError, TypeError):
+    """Arguments do not match the function's signature."""
+
+
+class Function:
+    """A prompt program. `run` it, `run_batch` it, or `compile` it; calling it inside another
+    program runs it as a program of its own."""
+
+    def __init__(
+        self,
+        body: Callable[..., Any],
+        bound: Mapping[str, Any] | None = None,
+        compile: bool = False,
+    ) -> None:
+        self.body = body
+        self.bound = dict(bound or {})
+        self.compiles = compile
+        self._compiled: dict[str, Compiled] = {}
+        functools.update_wrapper(self, body)
+        parameters = list(inspect.signature(body).parameters.values())
+        if not parameters or parameters[0].name != "s":
+            got = f"it is {parameters[0].name!r}" if parameters else "it takes none"
+            code = getattr(body, "__code__", None)
+            where = f"{code.co_filename}:{code.co_firstlineno}" if code else None
+            name = getattr(body, "__name__", "the function")
+            raise ProgramError(f"the first parameter of {name} must be 's'; {got}", where=where)
+        self.signature = inspect.Signature(parameters[1:])
+        self.sampling_names = SAMPLING - {p.name for p in parameters}
+
+    @property
+    def name(self) -> str:
+        """The Python function's name."""
+        return getattr(self.body, "__name__", "program")
+
+    # --- running ----------------------------------------------------------------------------------
+
+    def run(
+        self,
+        *args: Any,
+        backend: Backend | None = None,
+        stream: bool = False,
+        timeout: float | None = None,
+        cache_salt: str | None = None,
+        **kwargs: Any,
+    ) -> State:
+        """Run the program and return its state once it has ended; with ``stream``, at once.
+
+        Keywords that name sampling parameters (``temperature``, ``max_new_tokens``, …) are the
+        defaults of every `gen`; the others are the function's arguments. An error that the runtime
+        reports is raised where the state is read. Raises what the function raises, `BadInputError`
+        for bad arguments, `BackendError` after ``timeout`` seconds; then, and on Ctrl-C, what was
+        sent is aborted.
+        """
+        arguments, sampling = self.split(args, kwargs)
+        chosen = self._backend(backend)
+        run = self.start(chosen, arguments, sampling, stream, timeout, cache_salt)
+        if stream:
+            threading.Thread(
+                target=contextvars.copy_context().run,
+                args=(self._drive_quietly, run, arguments),
+                name=f"ramet-{self.name}",
+                daemon=True,
+            ).start()
+            return State(run, run.root)
+        return self.finish(run, arguments)
+
+    async def arun(
+        self,
+        *args: Any,
+        backend: Backend | None = None,
+        stream: bool = False,
+        timeout: float | None = None,
+        cache_salt: str | None = None,
+        **kwargs: Any,
+    ) -> State:
+        """As `run`, without holding up the event loop: the function runs in a thread. A cancelled
+        wait aborts the program."""
+        arguments, sampling = self.split(args, kwargs)
+        chosen = self._backend(backend)
+        run = self.start(chosen, arguments, sampling, stream, timeout, cache_salt)
+        if stream:
+            batch.spawn(self._drive_quietly, run, arguments)
+            return State(run, run.root)
+        try:
+            if not run.closed:
+                await asyncio.wrap_future(batch.spawn(self.drive, run, arguments))
+            await run.settle_async()
+        except asyncio.CancelledError:
+            run.abort()
+            raise
+        return State(run, run.root)
+
+    def run_batch(
+        self,
+        batch_arguments: Sequence[Mapping[str, Any] | Sequence[Any]],
+        *,
+        backend: Backend | None = None,
+        progress_bar: bool = False,
+        generator_style: bool = False,
+        num_threads: int | Literal["auto"] = "auto",
+        timeout: float | None = None,
+        cache_salt: str | None = None,
+        **sampling: Any,
+    ) -> list[State] | Iterator[State]:
+        """One run for each set of arguments (dicts, or tuples in the order of the parameters), many
+        at a time; states in the order of the arguments. With ``generator_style`` they are yielded,
+        in order, as they are ready. ``timeout`` is for each.
+
+        Raises as `run`; but an error of the runtime costs only its own item: it is raised where
+        that item's state is read.
+        """
+        items = self.items(batch_arguments, sampling)
+        start = functools.partial(
+            self.start, self._backend(backend), timeout=timeout, cache_salt=cache_salt
+        )
+        states = batch.run_all(self, items, start, num_threads, progress_bar)
+        return states if generator_style else list(states)
+
+    async def arun_batch(
+        self,
+        batch_arguments: Sequence[Mapping[str, Any] | Sequence[Any]],
+        *,
+        backend: Backend | None = None,
+        num_threads: int | Literal["auto"] = "auto",
+        timeout: float | None = None,
+        cache_salt: str | None = None,
+        **sampling: Any,
+    ) -> list[State]:
+        """As `run_batch`, for asyncio."""
+        items = self.items(batch_arguments, sampling)
+        start = functools.partial(
+            self.start, self._backend(backend), timeout=timeout, cache_salt=cache_salt
+        )
+        return await batch.run_all_async(self, items, start, num_threads)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Inside a program: run as a program of its own on the same backend; while compiling: become
+        a branch of the compiled program; with a state as first argument: go on in that state."""
+        if args and isinstance(args[0], State):
+            return self.body(*args, **{**self.bound, **kwargs})
+        current = _current.get()
+        if current is not None and not isinstance(current, Run):
+            return inline(current, self, self.split(args, kwargs)[0])
+        if isinstance(current, Run):
+            kwargs.setdefault("backend", current.backend)
+        return self.run(*args, **kwargs)
+
+    # --- as data ----------------------------------------------------------------------------------
+
+    def bind(self, **kwargs: Any) -> Function:
+        """The same function with some arguments fixed."""
+        unknown = [name for name in kwargs if name not in self.signature.parameters]
+        if unknown and not self._takes_any():
+            raise ArgumentsError(f"{self.name} has no parameter {unknown[0]!r}", param=unknown[0])
+        return Function(self.body, {**self.bound, **kwargs}, self.compiles)
+
+    def trace(self, **kwargs: Any) -> Trace:
+        """The instructions that the function records; arguments that are not given (or bound) stay
+        symbols. Raises `ProgramError` where the function needs their value."""
+        return trace_function(self, {**self.bound, **kwargs})
+
+    def compile(self, **kwargs: Any) -> Compiled:
+        """The whole program as data: ``.run`` and ``.run_batch`` send it at once, with no round
+        trips. Arguments given here, and defaults, become constants."""
+        return Compiled(self, self.trace(**kwargs))
+
+    def cache(self, backend: Backend | None = None) -> None:
+        """Have the backend prefill what the program begins with, whatever its arguments are."""
+        warm(self, default_backend(backend))
+
+    # --- pieces that batches use too --------------------------------------------------------------
+
+    def start(
+        self,
+        backend: Backend,
+        arguments: dict[str, Any],
+        sampling: dict[str, Any],
+        stream: bool = False,
+        timeout: float | None = None,
+        cache_salt: str | None = None,
+    ) -> Run:
+        """A run that has begun: of the compiled program it is all sent."""
+        opening = Opening(self.name, {}, sampling, stream, cache_salt)
+        if self.compiles:
+            compiled, rest = self._specialize(arguments)
+            return compiled.start(backend, rest, opening, timeout)
+        return Run(backend, opening, timeout)
+
+    def drive(self, run: Run, arguments: dict[str, Any]) -> None:
+        """Run the Python function, and send what it left unsent."""
+        if run.closed:
+            return
+        token = _current.set(run)
+        try:
+            run.returned = self.body(State(run, run.root), **arguments)
+            run.finish()
+        except BaseException as error:
+            run.fail(error)
+            raise
+        finally:
+            _current.reset(token)
+
+    def finish(self, run: Run, arguments: dict[str, Any]) -> State:
+        """`drive`, then wait for the end."""
+        try:
+            self.drive(run, arguments)
+            run.settle()
+        except BaseException as error:
+            if not run.store.done:
+                run.fail(error)
+            raise
+        return State(run, run.root)
+
+    def record(self, recording: Recording, state: State, arguments: dict[str, Any]) -> Any:
+        """Call the function for the instructions it makes."""
+        token = _current.set(recording)
+        try:
+            return self.body(state, **arguments)
+        finally:
+            _current.reset(token)
+
+    def split(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(arguments by parameter, sampling) of a call. Raises `BadInputError` for either."""
+        sampling = {k: v for k, v in kwargs.items() if k in self.sampling_names}
+        own = {k: v for k, v in kwargs.items() if k not in sampling}
+        sampling_from(sampling)
+        return self.arguments(args, own), {k: v for k, v in sampling.items() if v is not None}
+
+    def arguments(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], label: str = ""
+    ) -> dict[str, Any]:
+        """Arguments by parameter, the bound ones among them."""
+        names = [n for n in self.signature.parameters if n not in self.bound]
+        if self.bound and args:  # positions count over what is not bound
+            kwargs = {**dict(zip(names, args)), **kwargs}
+            if len(args) > len(names):
+                raise self._mismatch(label, "too many positional arguments")
+            args = ()
+        try:
+            given = self.signature.bind(*args, **{**self.bound, **kwargs})
+        except TypeError as error:
+            raise self._mismatch(label, str(error)) from None
+        out = {**given.arguments}
+        for name, parameter in self.signature.parameters.items():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD and name in out:
+                out.update(out.pop(name))
+            elif parameter.kind in (
+                inspect.Parameter.VAR_POSITIONAL,
+                inspect.Parameter.POSITIONAL_ONLY,
+            ):
+                raise self._mismatch(label, f"parameter {name!r} must be usable as a keyword")
+        return out
+
+    def items(
+        self,
+        batch_arguments: Sequence[Mapping[str, Any] | Sequence[Any]],
+        sampling: Mapping[str, Any],
+    ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """The batch as (arguments, sampling) pairs."""
+        unknown = [name for name in sampling if name not in SAMPLING]
+        if unknown:
+            raise ArgumentsError(
+                f"run_batch() got an unexpected keyword argument {unknown[0]!r}", param=unknown[0]
+            )
+        sampling_from(sampling)
+        given = {k: v for k, v in sampling.items() if v is not None}
+        out: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        for index, item in enumerate(batch_arguments):
+            label = f"item {index} of the batch: "
+            if isinstance(item, Mapping):
+                arguments = self.arguments((), item, label)
+            elif isinstance(item, (tuple, list)):
+                arguments = self.arguments(item, {}, label)
+            else:
+                raise self._mismatch(label, f"a dict or a tuple is needed, not {item!r}")
+            out.append((arguments, given))
+        return out
+
+    # --- how --------------------------------------------------------------------------------------
+
+    def _drive_quietly(self, run: Run, arguments: dict[str, Any]) -> None:
+        try:
+            self.drive(run, arguments)
+        except Exception:  # noqa: S110 - kept in run.failure, which every reader raises
+            pass
+
+    def _backend(self, backend: Backend | None) -> Backend:
+        current = _current.get()
+        if backend is None and isinstance(current, Run):
+            return current.backend
+        return default_backend(backend)
+
+    def _specialize(self, arguments: dict[str, Any]) -> tuple[Compiled, dict[str, Any]]:
+        """The compiled program for the parameters with defaults as they are given here."""
+        parameters = self.signature.parameters
+        fixed = {
+            name: value
+            for name, value in arguments.items()
+            if name in self.bound
+            or name not in parameters
+            or parameters[name].default is not inspect.Parameter.empty
+        }
+        key = repr(sorted(fixed.items()))
+        if key not in self._compiled:
+            self._compiled[key] = self.compile(**fixed)
+        return self._compiled[key], {k: v for k, v in arguments.items() if k not in fixed}
+
+    def _takes_any(self) -> bool:
+        kinds = [p.kind for p in self.signature.parameters.values()]
+        return inspect.Parameter.VAR_KEYWORD in kinds
+
+    def _mismatch(self, label: str, why: str) -> ArgumentsError:
+        return ArgumentsError(
+            f"{label}given arguments mismatch the signature of {self.name}{self.signature}: {why}"
+        )
+
+
+@overload
+def function(body: Callable[..., Any], /) -> Function: ...
+@overload
+def function(*, compile: bool = False) -> Callable[[Callable[..., Any]], Function]: ...
+def function(
+    body: Callable[..., Any] | None = None, /, *, compile: bool = False
+) -> Function | Callable[[Callable[..., Any]], Function]:
+    """Make a prompt program of a function whose first parameter is ``s``. With ``compile`` it is
+    traced at its first run and sent as one message from then on."""
+    if body is not None:
+        return Function(body, compile=compile)
+    return lambda body: Function(body, compile=compile)

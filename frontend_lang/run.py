@@ -1,0 +1,204 @@
+"""One run of a program: what was recorded goes to a session, and values come back from it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ramet.runtime.program.events import Synced, Value
+from ramet.runtime.program.instructions import Gen, Instruction, Select
+from ramet.runtime.protocol import AbortedError, BackendError, ErrorInfo, MetaInfo, RametError
+
+from .backends import _loop
+from .backends.base import Backend, Opening, Session
+from .branch import Binding, Branch, Gathered, Given, Made
+from .recording import Recording
+
+FLUSH_SECONDS = 0.001
+"""How long the first unsent generation waits for more of the program to go with it."""
+
+T = TypeVar("T")
+
+
+class Run(Recording):
+    """A recording that is sent as it grows, in as few messages as Python's questions allow.
+
+    Instructions wait until a value is needed, the function ends, or `FLUSH_SECONDS` have passed
+    since the first unsent generation. ``failure`` is what the function itself raised.
+    """
+
+    def __init__(self, backend: Backend, opening: Opening, timeout: float | None = None) -> None:
+        super().__init__()
+        self.backend = backend
+        self.stream = opening.stream
+        self.session: Session = backend.open(opening)
+        self.store = self.session.store
+        self.failure: BaseException | None = None
+        self.returned: Any = None
+        self.expired = False
+        self._unsent: list[Instruction] = []
+        self._sent = False
+        self._armed = False
+        self._timer: asyncio.TimerHandle | None = None
+        if timeout is not None:
+            _loop.soon(self._set_timer, timeout)
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    def emit(self, instruction: Instruction) -> None:
+        if self.store.fatal is not None:
+            raise self.store.fatal.exception()
+        self._unsent.append(instruction)
+        if not self._armed and isinstance(instruction, (Gen, Select)):
+            self._armed = True
+            _loop.soon(self._arm)
+        if self.stream:
+            self.store.touch()
+
+    def flush(self) -> None:
+        """Send what is unsent."""
+        with self.lock:
+            if self._unsent:
+                unsent, self._unsent = self._unsent, []
+                self._sent = True
+                self.session.send(unsent, False)
+
+    def finish(self) -> None:
+        """The function has returned: send the rest; nothing more will come."""
+        with self.lock:
+            if self.closed or self.store.done:
+                self.closed = True
+                self.store.touch()
+                return
+            for branch in list(self.branches):
+                if not branch.ended:
+                    self.final(branch)
+            self.closed = True
+            unsent, self._unsent = self._unsent, []
+            self._sent = True
+            self.session.send(unsent, True)
+        self.store.touch()
+
+    def abort(self, error: ErrorInfo | None = None) -> None:
+        """Drop what is unsent, cancel what was sent. Whoever waits gets ``error``."""
+        with self.lock:
+            self._unsent.clear()
+            self.closed = True
+            if self._sent and not self.store.done:
+                self.session.cancel()
+        self.store.fail(error or ErrorInfo.of(AbortedError("the program was cancelled")))
+
+    def fail(self, failure: BaseException) -> None:
+        """The function raised: as `abort`, and readers learn of it."""
+        self.failure = failure
+        if isinstance(failure, RametError):
+            self.abort(ErrorInfo.of(failure))
+        else:
+            what = f"{type(failure).__name__}: {failure}"
+            self.abort(ErrorInfo.of(AbortedError(f"the program's function raised {what}")))
+
+    def _arm(self) -> None:
+        asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush_armed)
+
+    def _flush_armed(self) -> None:
+        with self.lock:
+            self._armed = False
+            self.flush()
+
+    def _set_timer(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._expire, seconds)
+
+    def _expire(self, seconds: float) -> None:
+        if not self.store.done:
+            self.expired = True
+            message = f"the program did not finish within {seconds:g} s"
+            self.abort(ErrorInfo.of(BackendError(message)))
+
+    # --- waiting ----------------------------------------------------------------------------------
+
+    def wait(self, check: Callable[[], T | None], timeout: float | None = None) -> T:
+        """Send what is unsent, then wait until ``check`` has something."""
+        if _loop.in_io_thread():
+            raise BackendError("a program's value cannot be waited for in ramet's own thread")
+        self.flush()
+        return self.store.wait(check, timeout)
+
+    async def wait_async(self, check: Callable[[], T | None]) -> T:
+        """As `wait`, for asyncio."""
+        self.flush()
+        return await self.store.wait_async(check)
+
+    def over(self) -> bool | None:
+        """True when nothing more will come (a check for `wait`)."""
+        return True if self.store.done else None
+
+    def settle(self) -> None:
+        """Wait for the end; raise where it came by the run's time-out."""
+        self.store.wait(self.over)
+        self._settled()
+
+    async def settle_async(self) -> None:
+        """As `settle`, for asyncio."""
+        await self.store.wait_async(self.over)
+        self._settled()
+
+    def _settled(self) -> None:
+        if self._timer is not None:
+            _loop.soon(self._timer.cancel)
+        if self.expired and self.store.fatal is not None:
+            raise self.store.fatal.exception()
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def made(self, binding: Made, timeout: float | None = None) -> Value:
+        """The value of an instruction, waited for."""
+        return self.wait(self.pending(binding), timeout)
+
+    def pending(self, binding: Made) -> Callable[[], Value | None]:
+        """A check for `wait`: the value of an instruction."""
+        lineage = binding.branch.lineage(binding.op)
+        name = binding.name or None
+        return lambda: self.store.value(binding.op, name, lineage)
+
+    def reply(self, branch: Branch, op: int) -> Synced:
+        """The answer to a `Sync` of a branch, waited for."""
+        lineage = branch.lineage(op)
+        return self.wait(lambda: self.store.reply(op, lineage))
+
+    def read(self, branch: Branch, name: str | None, binding: Binding) -> Any:
+        if isinstance(binding, Given):
+            return binding.value
+        if isinstance(binding, Gathered):
+            return [
+                None if item is None else self.read(branch, name, item) for item in binding.items
+            ]
+        return self.made(binding).value
+
+    def meta(self, binding: Binding, timeout: float | None = None) -> Any:
+        """``meta_info`` of a variable: a dict; a list where the variable is one."""
+        if isinstance(binding, Given):
+            return {}
+        if isinstance(binding, Gathered):
+            return [None if item is None else self.meta(item, timeout) for item in binding.items]
+        return as_dicts(self.made(binding, timeout).meta)
+
+    def errors(self, branch: Branch) -> RametError | None:
+        """Why a branch (or, for the root, any branch) has failed so far."""
+        store = self.store
+        found = [store.failed[stream] for stream, _ in branch.lineage(0) if stream in store.failed]
+        if not found and branch is self.root:
+            found = store.failures[:1]
+        error = found[0].error if found else store.fatal
+        return None if error is None else error.exception()
+
+    def result(self) -> Any:
+        """What the function returned."""
+        return self.returned
+
+
+def as_dicts(meta: MetaInfo | list[MetaInfo] | None) -> Any:
+    """Meta info as plain data."""
+    if meta is None:
+        return {}
+    return [item.as_dict() for item in meta] if isinstance(meta, list) else meta.as_dict()
