@@ -55,7 +55,7 @@ class Engine:
         self.scheduler = scheduler
         self.connections = connections
         self._token_bytes = token_bytes
-        self._facts = facts or {}
+        self.facts = facts or {}
         self._depth = 1 if overlap and runner.asynchronous else 0
         self._flights: deque[tuple[Planned, Ticket]] = deque()
         self._matchers: dict[int, StopMatcher] = {}
@@ -63,13 +63,19 @@ class Engine:
         self.stopping = False
         self.steps = 0
         self.totals = dict.fromkeys(
-            ("requests", "prompt_tokens", "cache_hit_tokens", "computed_tokens", "output_tokens"), 0
+            ("finished", "prompt_tokens", "cache_hit_tokens", "computed_tokens", "output_tokens"), 0
         )
 
     def run(self) -> None:
         """Until told to shut down."""
         while not self.stopping:
             self.step()
+        self.connections.close()
+        self.runner.close()
+
+    def stop(self) -> None:
+        """End after the step that runs. Safe in a signal handler."""
+        self.stopping = True
 
     def step(self) -> None:
         """Take in messages, launch one step, hand out the samples of the one before."""
@@ -159,7 +165,7 @@ class Engine:
         error = None
         match ask.op:
             case "hello":
-                data = self._facts
+                data = self.facts
             case "info":
                 data = self.info()
             case "flush":
@@ -292,7 +298,7 @@ class Engine:
         if reason == "abort" and error is None:
             error = ErrorInfo.of(AbortedError("the request was aborted"))
         else:
-            self.totals["requests"] += 1
+            self.totals["finished"] += 1
             self.totals["prompt_tokens"] += request.prompt_len
             self.totals["cache_hit_tokens"] += cached
         peer.outbox.finish(

@@ -52,6 +52,8 @@ class HostRunner:
     Raises `ModelError` when a tensor is missing, misshapen or unknown.
     """
 
+    asynchronous = False
+
     def __init__(
         self,
         config: ModelConfig,
@@ -96,8 +98,6 @@ class HostRunner:
         self.kv = torch.empty(0)
 
     def _step(self, batch: StepBatch) -> StepResult:
-        for row, slots in batch.moves:
-            self._tables.move(row, slots)
         for new in batch.new_rows:
             self._tables.add(new)
             self._sampler.set_row(new.row, new.sampling, new.prompt, new.output)
@@ -122,6 +122,8 @@ class HostRunner:
         positions = np.arange(len(batch.ids)) + np.repeat(first, batch.q_lens)
         slots = torch.from_numpy(batch.slots.astype(np.int64))
         self._tables.extend(rows, positions, slots)
+        for row, lies_in in batch.moves:
+            self._tables.move(row, lies_in)
         q_start = np.concatenate((starts[:1], ends)).astype(np.int32)
         meta = AttentionMeta(
             table=self._tables.slots,

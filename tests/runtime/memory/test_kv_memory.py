@@ -153,7 +153,7 @@ def test_lru_evicts_what_was_not_used_longest():
         _fill(memory, [first] * 16)
     memory.peek(np.array([0] * 16, np.int32), b"")
     memory.tree.match(np.array([0] * 16, np.int32))
-    _fill(memory, [9] * 16)
+    _fill(memory, [9] * 15)
     cached = [memory.peek(np.array([f] * 16, np.int32), b"") for f in range(4)]
     assert cached == [16, 0, 16, 16]
 
@@ -164,7 +164,7 @@ def test_lfu_evicts_what_was_matched_least():
         _fill(memory, [first] * 16)
     for first in (1, 2, 3):
         memory.tree.match(np.array([first] * 16, np.int32))
-    _fill(memory, [9] * 16)
+    _fill(memory, [9] * 15)
     assert memory.peek(np.array([0] * 16, np.int32), b"") == 0
 
 
@@ -175,7 +175,7 @@ def test_program_eviction_takes_unpinned_first():
     memory.tree.pin(memory.tree.match(np.array([0] * 16, np.int32)).node)
     for first in (1, 2, 3):
         memory.tree.match(np.array([first] * 16, np.int32))
-    _fill(memory, [9] * 16)
+    _fill(memory, [9] * 15)
     assert memory.peek(np.array([0] * 16, np.int32), b"") == 16
     assert memory.peek(np.array([1] * 16, np.int32), b"") == 0
 

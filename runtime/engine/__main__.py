@@ -1,0 +1,91 @@
+"""The engine process: ``python -m ramet.runtime.engine --config JSON --bind ADDRESS``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+
+from ..child import follow_parent, tell_error, tell_ready, tell_stage
+
+
+def main() -> int:
+    follow_parent()
+    parser = argparse.ArgumentParser(prog="ramet-engine")
+    parser.add_argument("--config", required=True, help="EngineConfig as JSON")
+    parser.add_argument("--bind", required=True, help="address to bind, such as ipc:///…")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        from ..config import EngineConfig
+
+        engine = _assemble(EngineConfig.from_json(args.config), args.bind)
+    except Exception as error:
+        logging.getLogger(__name__).debug("start-up failed", exc_info=True)
+        tell_error(error)
+        return 1
+    signal.signal(signal.SIGTERM, lambda *_: engine.stop())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    tell_ready(**engine.facts)
+    engine.run()
+    return 0
+
+
+def _assemble(config, address):  # type: ignore[no-untyped-def]
+    """Model, memory, scheduler, sockets: put together."""
+    tell_stage("importing")
+    from ..gateway.tokenizer import Tokenizer
+    from ..memory.kv_memory import KVMemory
+    from ..model.build import PAGE, build_runner, device_of, step_tokens_of
+    from ..model.store import resolve
+    from ..protocol.errors import ModelError
+    from ..scheduler.scheduler import Limits, Scheduler
+    from .connections import Connections
+    from .loop import Engine
+
+    files = resolve(config.model_path)
+    runner = build_runner(config, files, tell_stage)
+    try:
+        token_bytes = Tokenizer.from_files(files).bytes_table
+    except ModelError:
+        if files.kind != "config":
+            raise
+        token_bytes = []  # random weights without a tokenizer: ids in, ids out
+    memory = KVMemory(
+        runner.num_slots - PAGE,
+        PAGE,
+        eviction=config.radix_eviction_policy,
+        caching=not config.disable_radix_cache,
+    )
+    limits = Limits(
+        max_rows=runner.max_rows,
+        context_length=runner.context_length,
+        step_tokens=step_tokens_of(config, device_of(config), runner.context_length),
+        max_waiting=config.max_queued_requests or sys.maxsize,
+    )
+    scheduler = Scheduler(
+        limits,
+        memory,
+        policy=config.schedule_policy,
+        conservativeness=config.schedule_conservativeness,
+    )
+    facts = {
+        "model": config.model_name,
+        "context_length": runner.context_length,
+        "vocab_size": runner.vocab_size,
+        "page_size": config.page_size,
+        "num_slots": memory.total,
+    }
+    return Engine(
+        runner,
+        scheduler,
+        Connections(address, memory.tree),
+        token_bytes,
+        facts,
+        overlap=not config.disable_overlap_schedule,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
