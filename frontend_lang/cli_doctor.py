@@ -107,9 +107,11 @@ def _gpu() -> Finding:
 
     if not torch.cuda.is_available():
         return Finding("note", "gpu", "none that torch can use; models run on the CPU")
-    cards = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    text = "; ".join(f"{card.name}, {card.total_memory / _GIB:.0f} GiB" for card in cards)
-    return Finding("ok", "gpu", text)
+    cards = [
+        f"{torch.cuda.get_device_name(index)}, {torch.cuda.mem_get_info(index)[1] / _GIB:.0f} GiB"
+        for index in range(torch.cuda.device_count())
+    ]
+    return Finding("ok", "gpu", "; ".join(cards))
 
 
 def _triton() -> Finding:
@@ -124,7 +126,7 @@ def _cache() -> Finding:
 
     folder = store.home()
     there = next(path for path in (folder, *folder.parents) if path.exists())
-    if not os.access(there, os.W_OK):
+    if not _writable(there):
         return Finding("missing", "cache", f"{folder} cannot be written; set RAMET_HOME")
     free = shutil.disk_usage(there).free / _GIB
     return Finding("ok" if free >= 1 else "note", "cache", f"{folder}, {free:.1f} GiB free")
@@ -155,7 +157,7 @@ def _port() -> Finding:
 
 def _sockets() -> Finding:
     folder = Path(tempfile.gettempdir())
-    if not os.access(folder, os.W_OK):
+    if not _writable(folder):
         return Finding("missing", "sockets", f"{folder} cannot be written; set TMPDIR")
     return Finding("ok", "sockets", f"in {folder}")
 
@@ -187,6 +189,14 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def _writable(folder: Path) -> bool:
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def _cpu_flags() -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import json
 import sys
 from collections.abc import Iterable
@@ -12,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from ramet.runtime.protocol import BadInputError
 from rich.console import Console
 from rich.table import Table
 
@@ -20,6 +20,7 @@ from .cli_settings import with_model, with_settings
 
 if TYPE_CHECKING:
     from .function import Function
+    from .state import State
 
 _Setup = Annotated[bool, typer.Option("--verbose", help="Show the stages of start-up.")]
 
@@ -67,13 +68,13 @@ def open_backend(
     url: str | None, api_key: str | None, settings: dict[str, Any], verbose: bool
 ) -> Any:
     """A server that runs already, or an embedded runtime: a context manager either way."""
+    if url is not None and settings:
+        raise typer.BadParameter(
+            f"--backend runs with its own settings; not with {', '.join(settings)}"
+        )
     from . import Runtime, RuntimeEndpoint
 
     if url is not None:
-        if settings:
-            raise typer.BadParameter(
-                f"--backend runs with its own settings; not with {', '.join(settings)}"
-            )
         return RuntimeEndpoint(url, api_key=api_key)
     if verbose:
         return Runtime(**settings, on_progress=say_stage, on_log=say_log)
@@ -126,25 +127,14 @@ def _arguments(function: Function, given: Iterable[str]) -> dict[str, Any]:
                 raise typer.BadParameter(f"--arg {item!r}: {error}") from None
         else:
             values[name] = text
-    parameters = list(inspect.signature(function.func).parameters.values())[1:]
-    names = [parameter.name for parameter in parameters]
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    unknown = [name for name in values if name not in names and not takes_any]
-    missing = [
-        parameter.name
-        for parameter in parameters
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        and parameter.name not in values
-    ]
-    if unknown or missing:
-        what = f"has no argument {unknown[0]}" if unknown else f"needs --arg {missing[0]}=…"
-        raise typer.BadParameter(f"the program {what}; it takes: {', '.join(names) or 'nothing'}")
-    return values
+    try:
+        return function.arguments((), values)
+    except BadInputError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
-def _print_variables(state: Any) -> None:
-    values: dict[str, Any] = state.variables()
+def _print_variables(state: State) -> None:
+    values = {name: state[name] for name in state._branch.names if name}  # pyright: ignore[reportPrivateUsage]
     if not values:
         return
     table = Table(box=None, pad_edge=False, show_header=False)

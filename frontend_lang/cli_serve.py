@@ -34,7 +34,7 @@ def serve(
     running = launch.start(settings, listen=True, on_progress=say_stage, on_log=say_log)
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stop.set())
+            signal.signal(number, lambda *_: stop.set())  # pyright: ignore
         public = [address for address in running.addresses if address.startswith("tcp://")]
         print(f"{running.model} is served at {', '.join(public)}", flush=True)
         while not stop.wait(_CHECK_SECONDS):
