@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -98,7 +97,7 @@ class Opening:
     """Text to append before its content. May hold special tokens."""
     rewrites: tuple[str | int, ...] | None = None
     """None while the template only appends. Else the whole conversation anew up to this message's
-    content, ``prefix`` included: texts, and the numbers of the messages whose contents stand there."""
+    content, ``prefix`` included: texts, and the numbers of messages whose contents stand there."""
     strips: bool = False
     """Whether the template would strip blanks around this message's content."""
 
@@ -107,8 +106,8 @@ class TemplateSession:
     """The markers of one conversation, message after message.
 
     Only roles are looked at: the template is rendered around sentinels, and what it writes before
-    and after each is what the message is marked with. What has been handed out once is compared with
-    every later rendering, so that a template which changes its mind is noticed.
+    and after each is what the message is marked with. What has been handed out once is compared
+    with every later rendering, so that a template which changes its mind is noticed.
     """
 
     __slots__ = ("_open", "_roles", "_template", "_written")
@@ -126,8 +125,8 @@ class TemplateSession:
         return child
 
     def open(self, role: str) -> Opening:
-        """Begin a message. Raises `BadInputError` in the template's words where it refuses the role,
-        or when it does not put this message last."""
+        """Begin a message. Raises `BadInputError` in the template's words where it refuses the
+        role, or when it does not put this message last."""
         if self._open:
             raise ProgramError(f"a {self._roles[-1]} message is still open; roles do not nest")
         number = len(self._roles)
@@ -158,7 +157,7 @@ class TemplateSession:
                 longer = self._after((*self._roles, following))
             except BadInputError:
                 longer = suffix
-            suffix = os.path.commonprefix([suffix, longer])
+            suffix = _common_start(suffix, longer)
         self._written += suffix
         self._open = False
         return suffix
@@ -238,6 +237,15 @@ _MAX_SKELETONS = 4096
 def sentinel(number: int) -> str:
     """Stands for the content of a message: private-use characters, which templates let pass."""
     return f"\ue000{number}\ue001"
+
+
+def _common_start(left: str, right: str) -> str:
+    count = 0
+    for a, b in zip(left, right):
+        if a != b:
+            break
+        count += 1
+    return left[:count]
 
 
 def _has_content(text: str) -> bool:

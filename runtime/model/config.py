@@ -38,7 +38,7 @@ class RopeConfig:
     partial_factor: float = 1.0
     """The share of a head's dimensions that are rotated, from the first on."""
     factors: tuple[float, ...] = ()
-    """``factors``: [rotary_dim / 2] divisors of the inverse frequencies, as some GGUFs carry them."""
+    """``factors``: [rotary_dim / 2] divisors of the inverse frequencies; some GGUFs carry them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class ModelConfig:
     sliding_window: int = 0
     """0: none."""
     sliding_layers: tuple[bool, ...] = ()
-    """[num_layers] which layers see the window only; these rotate by ``local_rope`` if it is set."""
+    """[num_layers] which layers see the window only; these rotate by ``local_rope`` if set."""
     local_rope: RopeConfig | None = None
     attn_softcap: float = 0.0
     final_softcap: float = 0.0

@@ -73,7 +73,7 @@ class ModelFiles:
         return self._optional_json("tokenizer_config.json")
 
     def chat_template(self) -> str | None:
-        """The model's own template: chat_template.jinja, then tokenizer_config.json, then the GGUF."""
+        """The model's own: chat_template.jinja, then tokenizer_config.json, then the GGUF."""
         path = self.side_file("chat_template.jinja")
         if path is not None:
             return path.read_text(encoding="utf-8")

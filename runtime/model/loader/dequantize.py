@@ -75,8 +75,8 @@ def _q8_0(blocks: Tensor) -> Tensor:
 def _sub_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
     """[blocks, 12] bytes hold eight 6-bit scales and eight 6-bit minima: each [blocks, 8] float32.
 
-    The first four of each lie in the low six bits of bytes 0-3 and 4-7; the last four have their low
-    halves in bytes 8-11 and their top two bits above the first ones.
+    The first four of each lie in the low six bits of bytes 0-3 and 4-7; the last four have their
+    low halves in bytes 8-11 and their top two bits above the first ones.
     """
     first, second, third = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scales = torch.cat((first & 63, (third & 15) | ((first >> 6) << 4)), 1)
@@ -85,7 +85,7 @@ def _sub_scales(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _k_values(blocks: Tensor, nibbles_at: int) -> Tensor:
-    """[blocks, 8, 32] uint8 nibbles: 32 bytes hold one sub-block in their low halves, the next above."""
+    """[blocks, 8, 32] uint8: 32 bytes hold one sub-block in their low halves, the next above."""
     packed = blocks[:, nibbles_at : nibbles_at + 128].view(-1, 4, 1, 32)
     shifts = torch.tensor([0, 4], dtype=torch.uint8, device=blocks.device).view(1, 1, 2, 1)
     return packed.bitwise_right_shift(shifts).bitwise_and_(15).view(-1, 8, 32)

@@ -64,7 +64,7 @@ class GGUFTensor:
 
 
 class GGUFFile:
-    """A parsed file: ``metadata`` (arrays of numbers as numpy, of strings as lists) and ``tensors``.
+    """A parsed file: ``metadata`` (number arrays as numpy, string arrays as lists), ``tensors``.
 
     Raises `ModelError` for anything that is not a whole, valid GGUF of version 2 or 3.
     """
@@ -81,7 +81,7 @@ class GGUFFile:
         self.tensors: dict[str, GGUFTensor] = {}
         try:
             _parse(_Reader(self.buffer), self.metadata, self.tensors)
-        except _Malformed as error:
+        except _MalformedError as error:
             raise ModelError(f"{path} is not a usable GGUF file: {error}") from None
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
@@ -90,7 +90,7 @@ class GGUFFile:
         return np.frombuffer(self.buffer, np.uint8, tensor.nbytes, tensor.start)
 
 
-class _Malformed(Exception):
+class _MalformedError(Exception):
     pass
 
 
@@ -104,7 +104,7 @@ class _Reader:
         """Step over ``count`` bytes; the offset at which they start."""
         start = self.at
         if count < 0 or count > self.end - start:
-            raise _Malformed(f"it ends at byte {self.end}, inside its header")
+            raise _MalformedError(f"it ends at byte {self.end}, inside its header")
         self.at = start + count
         return start
 
@@ -122,7 +122,7 @@ class _Reader:
         if kind == _ARRAY:
             return self.array(depth)
         if kind not in _SCALARS:
-            raise _Malformed(f"unknown value type {kind} at byte {self.at}")
+            raise _MalformedError(f"unknown value type {kind} at byte {self.at}")
         return self.scalar(_SCALARS[kind])
 
     def array(self, depth: int) -> Any:
@@ -135,15 +135,15 @@ class _Reader:
         if kind == _STRING:
             return self.strings(count)
         if depth >= _MAX_NESTING:
-            raise _Malformed(f"arrays nested deeper than {_MAX_NESTING}")
+            raise _MalformedError(f"arrays nested deeper than {_MAX_NESTING}")
         if count > (self.end - self.at) // 12:
-            raise _Malformed(f"an array of {count} entries does not fit in the file")
+            raise _MalformedError(f"an array of {count} entries does not fit in the file")
         return [self.value(kind, depth + 1) for _ in range(count)]
 
     def strings(self, count: int) -> list[str]:
         """A vocabulary is a quarter of a million of these: no call a string but for its text."""
         if count > (self.end - self.at) // 8:
-            raise _Malformed(f"an array of {count} strings does not fit in the file")
+            raise _MalformedError(f"an array of {count} strings does not fit in the file")
         buffer, at, end = self.buffer, self.at, self.end
         unpack = struct.Struct("<Q").unpack_from
         out: list[str] = []
@@ -152,13 +152,13 @@ class _Reader:
                 length = unpack(buffer, at)[0]
                 at += 8
                 if length > end - at:
-                    raise _Malformed(f"it ends at byte {end}, inside its header")
+                    raise _MalformedError(f"it ends at byte {end}, inside its header")
                 out.append(buffer[at : at + length].decode())
                 at += length
         except struct.error:
-            raise _Malformed(f"it ends at byte {end}, inside its header") from None
+            raise _MalformedError(f"it ends at byte {end}, inside its header") from None
         except UnicodeDecodeError as error:
-            raise _Malformed(f"a string at byte {at} is not UTF-8 ({error.reason})") from None
+            raise _MalformedError(f"a string at byte {at} is not UTF-8 ({error.reason})") from None
         self.at = at
         return out
 
@@ -167,34 +167,36 @@ def _text(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise _Malformed(f"a string is not UTF-8 ({error.reason})") from None
+        raise _MalformedError(f"a string is not UTF-8 ({error.reason})") from None
 
 
 def _parse(reader: _Reader, metadata: dict[str, Any], tensors: dict[str, GGUFTensor]) -> None:
     if reader.end < 24 or reader.buffer[:4] != _MAGIC:
-        raise _Malformed("it does not start with GGUF")
+        raise _MalformedError("it does not start with GGUF")
     reader.at = 4
     version = reader.scalar("<I")
     if version not in (2, 3):
-        raise _Malformed(f"version {version}; 2 and 3 are known")
+        raise _MalformedError(f"version {version}; 2 and 3 are known")
     num_tensors = reader.scalar("<Q")
     num_values = reader.scalar("<Q")
     if max(num_tensors, num_values) > reader.end // 12:
-        raise _Malformed(f"{num_tensors} tensors and {num_values} values do not fit in the file")
+        raise _MalformedError(
+            f"{num_tensors} tensors and {num_values} values do not fit in the file"
+        )
     for _ in range(num_values):
         key = reader.string()
         metadata[key] = reader.value(reader.scalar("<I"))
     infos = [_tensor_info(reader) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1 or alignment > 1 << 20:
-        raise _Malformed(f"alignment {alignment}")
+        raise _MalformedError(f"alignment {alignment}")
     base = -(-reader.at // alignment) * alignment
     for name, kind, shape, offset in infos:
         if name in tensors:
-            raise _Malformed(f"tensor {name} appears twice")
+            raise _MalformedError(f"tensor {name} appears twice")
         tensor = _place(name, kind, shape, base + offset)
         if tensor.start + tensor.nbytes > reader.end:
-            raise _Malformed(
+            raise _MalformedError(
                 f"tensor {name} should end at byte {tensor.start + tensor.nbytes}, "
                 f"the file ends at {reader.end}"
             )
@@ -205,7 +207,7 @@ def _tensor_info(reader: _Reader) -> tuple[str, int, tuple[int, ...], int]:
     name = reader.string()
     dims = reader.scalar("<I")
     if dims > _MAX_DIMS:
-        raise _Malformed(f"tensor {name} has {dims} dimensions")
+        raise _MalformedError(f"tensor {name} has {dims} dimensions")
     shape = tuple(reader.scalar("<Q") for _ in range(dims))[::-1]
     kind = reader.scalar("<I")
     return name, kind, shape, reader.scalar("<Q")
@@ -214,11 +216,11 @@ def _tensor_info(reader: _Reader) -> tuple[str, int, tuple[int, ...], int]:
 def _place(name: str, kind: int, shape: tuple[int, ...], start: int) -> GGUFTensor:
     if kind not in TENSOR_TYPES:
         known = ", ".join(known for known, _, _ in TENSOR_TYPES.values())
-        raise _Malformed(f"tensor {name} is of ggml type {kind}; known are {known}")
+        raise _MalformedError(f"tensor {name} is of ggml type {kind}; known are {known}")
     type_name, block, block_bytes = TENSOR_TYPES[kind]
     count = 1
     for size in shape:
         count *= size
     if (shape[-1] if shape else 1) % block:
-        raise _Malformed(f"tensor {name}: rows of {shape[-1]} do not fill {type_name} blocks")
+        raise _MalformedError(f"tensor {name}: rows of {shape[-1]} do not fill {type_name} blocks")
     return GGUFTensor(name, type_name, shape, start, count // block * block_bytes)

@@ -31,8 +31,9 @@ def load_weights(
 ) -> Iterator[tuple[str, Tensor]]:
     """(name, tensor of ``dtype`` on ``device``) of every tensor the model needs, each once.
 
-    Names and shapes are checked against the config; nothing else is passed on (a tied head, buffers).
-    Raises `ModelError`: nothing to load, a file broken, a tensor missing, unknown or of a wrong shape.
+    Names and shapes are checked against the config; what it does not know of (a tied head, buffers)
+    is passed over. Raises `ModelError`: nothing to load, a file broken, a tensor missing or of a
+    wrong shape.
     """
     wanted = expected_tensors(config)
     for name, tensor in _stored(files, config, dtype, device, load_format, seed):
