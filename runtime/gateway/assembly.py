@@ -1,0 +1,137 @@
+"""Puts a gateway together from its settings: tokenizer, engine, bound socket, service."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import ipaddress
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import zmq
+
+from ..config import EngineConfig
+from ..model.store import resolve
+from ..protocol.errors import BackendError, BadInputError
+from .context import EngineExecutor
+from .curve import server_keys
+from .engine_client import EngineClient
+from .service import Service, ServiceLimits
+from .tokenizer import Tokenizer
+
+DRAIN_S = 2.0
+
+
+@dataclass(slots=True)
+class Gateway:
+    """A gateway that serves. ``addresses`` are where it is bound, with the ports really taken."""
+
+    service: Service
+    addresses: list[str]
+    tokenizer_folder: str | None
+
+    async def close(self) -> None:
+        await self.service.close(DRAIN_S)
+        self.service.executor.engine.close()
+
+
+async def assemble(config: EngineConfig, engine_address: str, binds: list[str]) -> Gateway:
+    """Raises `BadInputError` for an address that needs a key and has none, `ModelError` for the
+    tokenizer, `BackendError` for an address in use or an engine that does not answer."""
+    for address in binds:
+        check_address(address, config.api_key)
+    engine = EngineClient(engine_address)
+    try:
+        files = resolve(config.model_path)
+        source = resolve(config.tokenizer_path) if config.tokenizer_path else None
+        tokenizer = Tokenizer.from_files(files, source=source, chat_template=_template(config))
+        limits = ServiceLimits()
+        socket, addresses = bind(binds, config, limits)
+        facts = await engine.start()
+    except BaseException:
+        engine.close()
+        raise
+    context_length = int(facts.get("context_length") or config.context_length or 0)
+    if context_length <= 0:
+        engine.close()
+        raise BackendError("the engine does not say how long its context is")
+    executor = EngineExecutor(engine, tokenizer, context_length, random.Random(config.random_seed))
+    folder = str((source or files).path)
+    service = Service(
+        socket,
+        executor,
+        model=config.model_name,
+        version=importlib.metadata.version("ramet"),
+        tokenizer_folder=folder,
+        api_key=config.api_key,
+        limits=limits,
+    )
+    return Gateway(service, addresses, folder)
+
+
+def check_address(address: str, api_key: str | None) -> None:
+    """Only ipc and tcp; beyond this machine only with an API key. Raises `BadInputError`."""
+    if address.startswith("ipc://"):
+        return
+    if not address.startswith("tcp://"):
+        raise BadInputError(f"cannot bind to {address!r}: ipc:// or tcp:// is needed", param="bind")
+    host = urlsplit(address).hostname or "*"
+    try:
+        local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = host == "localhost"
+    if not local and api_key is None:
+        raise BadInputError(
+            f"{address} can be reached from other machines: set an API key", param="api_key"
+        )
+
+
+def bind(
+    binds: list[str], config: EngineConfig, limits: ServiceLimits
+) -> tuple[zmq.Socket[bytes], list[str]]:
+    """A bound ROUTER. CURVE, where it is on, holds for tcp; an ipc socket is this user's alone."""
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.MAXMSGSIZE, 2 * limits.message_bytes)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15_000)
+    socket.setsockopt(zmq.HEARTBEAT_TTL, 15_000)
+    socket.setsockopt(zmq.IPV6, 1)
+    addresses: list[str] = []
+    address = ""
+    try:
+        for address in sorted(binds, key=lambda address: not address.startswith("ipc://")):
+            if config.curve and address.startswith("tcp://"):
+                _encrypt(socket, config.curve)
+            socket.bind(address)
+            addresses.append(_last_endpoint(socket))
+    except zmq.ZMQError as error:
+        socket.close(0)
+        raise BackendError(f"cannot bind to {address}: {error}") from None
+    return socket, addresses
+
+
+def _last_endpoint(socket: zmq.Socket[Any]) -> str:
+    endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
+    return endpoint.rstrip(b"\0").decode() if isinstance(endpoint, bytes) else str(endpoint)
+
+
+def _encrypt(socket: zmq.Socket[Any], folder: str) -> None:
+    keys = server_keys(Path(folder))
+    socket.setsockopt(zmq.CURVE_SERVER, 1)
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+
+
+def _template(config: EngineConfig) -> str | None:
+    if config.chat_template is None:
+        return None
+    try:
+        return Path(config.chat_template).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInputError(
+            f"cannot read the chat template {config.chat_template}: {error}", param="chat_template"
+        ) from None

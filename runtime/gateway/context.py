@@ -1,0 +1,299 @@
+"""Streams of programs over the engine: literal text kept as text until a generation cuts it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from ..program.executor import GenResult, OnDelta, SelectResult
+from ..program.instructions import ChoicesMethod
+from ..protocol.errors import ProgramError
+from ..protocol.messages import EngineSampling
+from ..protocol.meta import MetaInfo
+from ..protocol.sampling import SamplingParams
+from .engine_client import EngineClient
+from .engine_sampling import resolve
+from .generation import Generation, Sample, all_of
+from .history import History, Item, Segment
+from .request import Handle, IntArray
+from .scoring import score_choices
+from .template import TemplateSession
+from .tokenizer import Tokenizer
+
+SCORE_ONLY = SamplingParams(max_new_tokens=0, temperature=0.0, seed=0)
+_REWRITES = (
+    "the chat template changed the conversation before this message; what was cached of it"
+    " cannot be used from there on"
+)
+_NONE = np.empty(0, np.int32)
+
+
+class EngineExecutor:
+    """Opens contexts over one engine and one model's tokenizer and chat template.
+
+    ``draws`` gives seeds to generations that come without one.
+    """
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        tokenizer: Tokenizer,
+        context_length: int,
+        draws: random.Random | None = None,
+    ) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.context_length = context_length
+        self._draws = draws or random.Random()
+        self._secret = os.urandom(32)
+
+    def open(self, program: int, cache_salt: str | None = None) -> EngineContext:
+        return EngineContext(self, program, self.namespace(cache_salt))
+
+    def namespace(self, cache_salt: str | None) -> bytes:
+        """The radix tree's namespace: of its own for each salt, which only its knower can hit."""
+        if cache_salt is None:
+            return b""
+        return hmac.new(
+            self._secret, cache_salt.encode("utf-8", "replace"), hashlib.sha256
+        ).digest()
+
+    def resolve(self, params: SamplingParams, prompt_tokens: int) -> EngineSampling:
+        seed = self._draws.getrandbits(31) if params.seed is None else params.seed
+        return resolve(params, seed, prompt_tokens, self.context_length, self.tokenizer)
+
+
+class EngineContext:
+    """One stream: tokens that are settled, then literal text that is not cut yet.
+
+    ``_ids`` are exact: what the model generated is there as it was generated. ``_handle`` is where
+    the engine keeps the first ``_handle_len`` of them.
+    """
+
+    def __init__(self, executor: EngineExecutor, program: int, namespace: bytes) -> None:
+        self._executor = executor
+        self._program = program
+        self._namespace = namespace
+        self._ids: IntArray = _NONE
+        self._pending: list[Item] = []
+        self._prepend = True
+        self._role: str | None = None
+        self._session: TemplateSession | None = None
+        self._history = History()
+        self._strips = False
+        self._handle: Handle | None = None
+        self._handle_len = 0
+        self._warnings: list[tuple[str, str]] = []
+
+    # --- literal text ---
+
+    def append(self, text: str) -> None:
+        if self._strips and self._history.at_start:
+            text = text.lstrip()
+        if text:
+            self._add((text, self._role is None))
+
+    def role_begin(self, role: str) -> str:
+        if self._session is None:
+            self._session = TemplateSession(self._executor.tokenizer.template)
+        opening = self._session.open(role)
+        if not len(self._ids) and not self._pending:
+            self._prepend = False  # a rendered template already holds what comes first
+        if opening.rewrites is not None:
+            self._rewrite(opening.rewrites)
+        elif opening.prefix:
+            self._pending.append((opening.prefix, True))
+        self._role = role
+        self._strips = opening.strips
+        self._history.open()
+        return opening.prefix
+
+    def role_end(self, role: str) -> str:
+        if self._session is None or self._role != role:
+            raise ProgramError(f"role {role!r} is not open")
+        if self._strips:
+            self._strip_end()
+        suffix = self._session.close()
+        self._history.close()
+        self._role = None
+        self._strips = False
+        if suffix:
+            self._pending.append((suffix, True))
+        return suffix
+
+    def _add(self, item: Item) -> None:
+        """Content: of the open message, when there is one."""
+        self._pending.append(item)
+        self._history.add(item)
+
+    def _strip_end(self) -> None:
+        """Drop blanks at the end of the message, as the template would."""
+        last = self._history.pop_text()
+        if last is None or not self._pending or self._pending[-1] is not last:
+            return
+        self._pending.pop()
+        if text := last[0].rstrip():
+            self._add((text, last[1]))
+
+    def _rewrite(self, pieces: Sequence[str | int]) -> None:
+        """The template has changed what it wrote before: begin anew from its whole rendering."""
+        self._ids = _NONE
+        self._keep(None, 0)
+        self._prepend = False
+        self._pending = []
+        for piece in pieces:
+            if isinstance(piece, str):
+                self._pending.append((piece, True))
+            else:
+                self._pending += self._history.messages[piece]
+        self._warnings.append(("template_rewrites", _REWRITES))
+
+    def fork(self) -> EngineContext:
+        child = EngineContext(self._executor, self._program, self._namespace)
+        child._ids = self._ids
+        child._pending = [*self._pending]
+        child._prepend = self._prepend
+        child._role = self._role
+        child._session = self._session.fork() if self._session is not None else None
+        child._history = self._history.fork()
+        child._strips = self._strips
+        child._handle = self._handle.acquire() if self._handle is not None else None
+        child._handle_len = self._handle_len
+        return child
+
+    def warnings(self) -> list[tuple[str, str]]:
+        told, self._warnings = self._warnings, []
+        return told
+
+    def close(self) -> None:
+        self._keep(None, 0)
+
+    # --- cutting text into tokens ---
+
+    def tokens_with(self, extra: str = "") -> list[int]:
+        """The tokens after the settled ones if ``extra`` were the end of the text."""
+        items = [*self._pending, (extra, self._role is None)] if extra else self._pending
+        tokens: list[int] = []
+        run: list[Segment] = []
+        for item in items:
+            if isinstance(item, tuple):
+                run.append(item)
+            else:
+                tokens += self._encode(run, not tokens)
+                tokens += item.tolist()
+                run = []
+        return tokens + self._encode(run, not tokens)
+
+    def _encode(self, run: list[Segment], first: bool) -> list[int]:
+        if not run:
+            return []
+        start = first and self._prepend and not len(self._ids)
+        return self._executor.tokenizer.encode_segments(run, start=start)
+
+    def _prompt(self) -> IntArray:
+        """All tokens as of now. A prompt of nothing starts with the model's first token."""
+        tokens = self.tokens_with()
+        if not tokens and not len(self._ids):
+            bos = self._executor.tokenizer.bos_id
+            tokens = [] if bos is None else [bos]
+        return joined(self._ids, tokens)
+
+    def _settle(self, ids: IntArray) -> None:
+        self._ids = ids
+        self._pending = []
+
+    def _keep(self, handle: Handle | None, length: int) -> None:
+        old, self._handle, self._handle_len = self._handle, handle, length
+        if old is not None:
+            old.release()
+
+    def generation(self, prompt: IntArray, params: SamplingParams) -> Generation:
+        """One request of this stream, resolved and ready to run."""
+        executor = self._executor
+        return Generation(
+            executor.engine,
+            executor.tokenizer,
+            params,
+            prompt,
+            executor.resolve(params, len(prompt)),
+            base=self._handle,
+            base_len=self._handle_len,
+            namespace=self._namespace,
+            program=self._program,
+        )
+
+    # --- generations ---
+
+    async def gen(
+        self, sampling: SamplingParams, name: str | None, on_delta: OnDelta | None
+    ) -> list[GenResult]:
+        del name
+        prompt = self._prompt()
+        first = self.generation(prompt, sampling)
+        keep = first.keep = self._executor.engine.new_handle()
+
+        def on_piece(text: str, _: list[int], meta: MetaInfo | None) -> None:
+            if on_delta is not None:
+                on_delta(text, meta)
+
+        jobs = [first.run(on_piece if on_delta is not None else None)]
+        for index in range(1, sampling.n):
+            seed = first.sampling.seed + index
+            other = msgspec.structs.replace(first.sampling, seed=seed)
+            jobs.append(replace(first, sampling=other, keep=None).run())
+        try:
+            samples: list[Sample] = [await jobs[0]] if len(jobs) == 1 else await all_of(jobs)
+        except BaseException:
+            keep.release()
+            raise
+        kept = samples[0].tokens[: samples[0].kept]
+        self._settle(joined(prompt, kept))
+        self._keep(keep, len(self._ids))
+        self._history.add(np.asarray(kept, np.int32))
+        if samples[0].carry:
+            self._add((samples[0].carry, False))
+        return [GenResult(sample.text, sample.meta) for sample in samples]
+
+    async def select(
+        self,
+        choices: Sequence[str],
+        method: ChoicesMethod,
+        boundary: Literal["exact", "plain"],
+        name: str | None,
+    ) -> SelectResult:
+        del name
+        scored = await score_choices(self, self._executor.tokenizer, choices, method, boundary)
+        self._settle(scored.ids)
+        self._history.add((choices[scored.index], self._role is None))
+        return SelectResult(scored.index, scored.meta)
+
+    async def warm(self) -> None:
+        prompt = self._prompt()
+        if len(prompt):
+            await self.generation(prompt, SCORE_ONLY).run()
+
+    def bare(self) -> EngineContext:
+        """A context of the same program with nothing in it."""
+        return EngineContext(self._executor, self._program, self._namespace)
+
+    def settled(self) -> IntArray:
+        """The tokens that no later text can change."""
+        return self._ids
+
+    def encode_alone(self, text: str) -> list[int]:
+        """Tokens of a text by itself, with nothing before it."""
+        segments = [(text, self._role is None)]
+        return self._executor.tokenizer.encode_segments(segments)
+
+
+def joined(ids: IntArray, more: Sequence[int]) -> IntArray:
+    """``ids`` and then ``more``; neither is changed."""
+    return np.concatenate([ids, np.asarray(more, np.int32)]) if len(more) else ids

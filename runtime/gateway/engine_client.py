@@ -1,0 +1,294 @@
+"""The gateway's end of the connection to an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from typing import Any, Literal
+
+import numpy as np
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from ..protocol.codec import engine_codec, reply_codec
+from ..protocol.errors import AbortedError, BackendError, RametError
+from ..protocol.messages import (
+    Abort,
+    Answer,
+    Ask,
+    Beat,
+    Credit,
+    EngineMessage,
+    EngineReply,
+    EngineSampling,
+    Finish,
+    NeedTokens,
+    Release,
+    StepOut,
+)
+from .request import EngineRequest, Handle, IntArray
+from .wire import Wire
+
+log = logging.getLogger(__name__)
+
+CREDITS = 64
+SILENCE_S = 30.0
+"""Longer than any step, as the engine beats between steps. A dead one is noticed by its socket."""
+
+
+class EngineClient:
+    """Submits requests, collects what comes back, and notices when the engine is gone.
+
+    Lives on one asyncio loop; make it inside that loop. A closed connection fails all waiting
+    requests at once, silence for ``silence_s`` does so too. When the engine (or another one at the
+    same address) is back, requests are taken again; handles it does not know are made good by
+    sending whole prompts.
+    """
+
+    def __init__(
+        self, address: str, *, context: zmq.Context[Any] | None = None, silence_s: float = SILENCE_S
+    ) -> None:
+        self._silence_s = silence_s
+        self._requests: dict[int, EngineRequest] = {}
+        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._rids = itertools.count(1)
+        self._handles = itertools.count(1)
+        self._released: list[int] = []
+        self._used_credits = 0
+        self._heard = time.monotonic()
+        self._gone: str | None = None
+        socket: zmq.Socket[bytes] = (context or zmq.Context.instance()).socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        monitor = socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED)
+        self._loop = asyncio.get_running_loop()
+        self._wire = Wire(socket, self._on_message)
+        self._monitor = Wire(monitor, self._on_monitor)
+        socket.connect(address)
+        self.address = address
+        self.info: dict[str, Any] = {}
+        self._watch = self._loop.call_later(1.0, self._watch_silence)
+
+    async def start(self, timeout_s: float = 300.0) -> dict[str, Any]:
+        """Wait until the engine says hello; what it said is also kept as ``info``.
+
+        Raises `BackendError` when it does not within ``timeout_s``.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not self.info:
+            if time.monotonic() > deadline:
+                raise BackendError(f"no engine answers at {self.address} after {timeout_s:g} s")
+            await asyncio.sleep(0.005)
+        return self.info
+
+    @property
+    def gone(self) -> str | None:
+        """Why the engine cannot be reached now, or ``None``."""
+        return self._gone
+
+    def new_handle(self) -> Handle:
+        """A handle for a request to keep its sequence under."""
+        return Handle(next(self._handles), self._release)
+
+    def submit(
+        self,
+        prompt: IntArray,
+        sampling: EngineSampling,
+        *,
+        base: Handle | None = None,
+        base_len: int = 0,
+        keep: Handle | None = None,
+        namespace: bytes = b"",
+        program: int = 0,
+        streaming: bool = False,
+    ) -> EngineRequest:
+        """Send a request off. ``prompt`` is whole, also where it builds on ``base``.
+
+        Raises `BackendError` when the engine is gone.
+        """
+        if self._gone is not None:
+            raise BackendError(self._gone)
+        request = EngineRequest(
+            next(self._rids),
+            prompt,
+            sampling,
+            base=base,
+            base_len=base_len,
+            keep=keep,
+            namespace=namespace,
+            program=program,
+            streaming=streaming,
+        )
+        self._requests[request.rid] = request
+        self._send(request.submit())
+        return request
+
+    def abort(self, request: EngineRequest) -> None:
+        """Stop caring about a request, and have the engine stop it unless it has finished."""
+        if self._requests.pop(request.rid, None) is not None:
+            self._send(Abort(rids=[request.rid]))
+
+    async def ask(
+        self, op: Literal["flush", "info", "shutdown"], timeout_s: float = 10.0
+    ) -> dict[str, Any]:
+        """Ask for what is no generation. Raises the engine's error; `BackendError` for silence."""
+        if self._gone is not None:
+            raise BackendError(self._gone)
+        number = next(self._rids)
+        answer = self._asked[number] = self._loop.create_future()
+        self._send(Ask(id=number, op=op))
+        try:
+            return await asyncio.wait_for(answer, timeout_s)
+        except TimeoutError:
+            raise BackendError(f"the engine did not answer {op!r} in {timeout_s:g} s") from None
+        finally:
+            self._asked.pop(number, None)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._requests)
+
+    def close(self) -> None:
+        """Idempotent. Waiting requests fail."""
+        self._fail_all("the connection to the engine is closed")
+        self._watch.cancel()
+        self._monitor.close()
+        self._wire.close()
+
+    # --- out ---
+
+    def _send(self, message: EngineMessage) -> None:
+        if not self._wire.socket.closed:
+            self._wire.send([engine_codec.encode(message)])
+
+    def _release(self, number: int) -> None:
+        if not self._released:
+            self._loop.call_soon(self._send_released)
+        self._released.append(number)
+
+    def _send_released(self) -> None:
+        handles, self._released = self._released, []
+        self._send(Release(handles=handles))
+
+    def _greet(self) -> None:
+        """Open the connection: after connecting, and again after the engine was gone."""
+        number = next(self._rids)
+        answer = self._asked[number] = self._loop.create_future()
+        answer.add_done_callback(self._on_hello)
+        self._used_credits = 0
+        self._send(Ask(id=number, op="hello"))
+        self._send(Credit(steps=CREDITS))
+
+    def _on_hello(self, answer: asyncio.Future[dict[str, Any]]) -> None:
+        if answer.cancelled():
+            return
+        if (error := answer.exception()) is not None:
+            log.error("the engine refused the connection: %s", error)
+            return
+        self.info = answer.result() or {"engine": self.address}
+        self._gone = None
+
+    # --- in ---
+
+    def _on_monitor(self, frames: list[bytes]) -> None:
+        event = parse_monitor_message(frames)["event"]
+        if event == zmq.Event.DISCONNECTED:
+            self._lost("the engine is gone: its connection closed")
+        elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
+            self._heard = time.monotonic()
+            self._greet()
+
+    def _watch_silence(self) -> None:
+        self._watch = self._loop.call_later(1.0, self._watch_silence)
+        silent = time.monotonic() - self._heard
+        if self.info and silent > self._silence_s:
+            self._lost(f"the engine is gone: nothing heard for {silent:.0f} s")
+
+    def _lost(self, why: str) -> None:
+        if self.info and self._gone is None:
+            log.error("%s", why)
+            self._gone = why
+            self._fail_all(why)
+
+    def _fail_all(self, why: str) -> None:
+        requests, self._requests = self._requests, {}
+        for request in requests.values():
+            request.end(None, BackendError(why))
+        asked, self._asked = self._asked, {}
+        for answer in asked.values():
+            if not answer.done():
+                answer.set_exception(BackendError(why))
+                answer.exception()
+
+    def _on_message(self, frames: list[bytes]) -> None:
+        self._heard = time.monotonic()
+        try:
+            message: EngineReply = reply_codec.decode(frames[-1])
+        except BackendError as error:
+            log.error("from the engine: %s", error)
+            return
+        if isinstance(message, StepOut):
+            self._on_step(message)
+        elif isinstance(message, Answer):
+            self._on_answer(message)
+        elif isinstance(message, NeedTokens):
+            request = self._requests.get(message.rid)
+            if request is not None:
+                self._send(request.submit(whole=True))
+        elif isinstance(message, Beat) and self._gone is not None and self.info:
+            self._gone = None
+
+    def _on_answer(self, message: Answer) -> None:
+        answer = self._asked.pop(message.id, None)
+        if answer is None or answer.done():
+            return
+        if message.error is not None:
+            answer.set_exception(message.error.exception())
+        else:
+            answer.set_result(message.data)
+
+    def _on_step(self, step: StepOut) -> None:
+        self._used_credits += 1
+        if self._used_credits >= CREDITS // 2:
+            self._send(Credit(steps=self._used_credits))
+            self._used_credits = 0
+        requests = self._requests
+        rids = np.frombuffer(step.rids, np.int64).tolist()
+        touched: list[EngineRequest] = []
+        for rid, token in zip(rids, np.frombuffer(step.tokens, np.int32).tolist()):
+            request = requests.get(rid)
+            if request is not None:
+                request.tokens.append(token)
+                if request.streaming:
+                    touched.append(request)
+        if step.logprobs is not None:
+            self._add_logprobs(step, rids)
+        for piece in step.prompts:
+            request = requests.get(piece.rid)
+            if request is not None:
+                request.add_prompt_logprobs(piece)
+        for finish in step.finished:
+            request = requests.pop(finish.rid, None)
+            if request is not None:
+                request.end(finish, _failure(finish))
+        for request in touched:
+            request.wake()
+
+    def _add_logprobs(self, step: StepOut, rids: list[int]) -> None:
+        assert step.logprobs is not None
+        for column, value in enumerate(np.frombuffer(step.logprobs, np.float32).tolist()):
+            request = self._requests.get(rids[column])
+            if request is not None and request.sampling.logprobs:
+                request.logprobs.append(value)
+                request.tops.append(step.tops.get(column))
+
+
+def _failure(finish: Finish) -> RametError | None:
+    if finish.error is not None:
+        return finish.error.exception()
+    if finish.reason == "abort":
+        return AbortedError(finish.message or "the engine aborted the request")
+    return None

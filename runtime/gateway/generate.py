@@ -1,0 +1,90 @@
+"""`Generate`: one prompt without the language."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from ..program.constraint import check_constraint
+from ..protocol.errors import BadInputError
+from ..protocol.messages import Generate, Generated
+from ..protocol.meta import MetaInfo
+from ..protocol.sampling import sampling_from
+from .context import EngineExecutor
+from .generation import Generation, all_of
+from .request import IntArray
+
+Tell = Callable[[Generated], None]
+
+
+async def generate(
+    executor: EngineExecutor, message: Generate, program: int, tell: Tell
+) -> Generated:
+    """Run it, telling pieces on the way when it streams; returns the end.
+
+    Raises `BadInputError`, `ContextLengthError`, and what the engine reports.
+    """
+    params = sampling_from(message.sampling)
+    check_constraint(params)
+    prompt = _prompt(executor, message)
+    first = Generation(
+        executor.engine,
+        executor.tokenizer,
+        params,
+        prompt,
+        executor.resolve(params, len(prompt)),
+        namespace=executor.namespace(message.cache_salt),
+        program=program,
+        name=message.rid,
+    )
+    jobs = []
+    for index in range(params.n):
+        seed = first.sampling.seed + index
+        sampling = msgspec.structs.replace(first.sampling, seed=seed)
+        on_piece = _piece(message.rid, index, params.n, tell) if message.stream else None
+        jobs.append(replace(first, sampling=sampling).run(on_piece))
+    samples = await all_of(jobs)
+    texts, ids = [sample.text for sample in samples], [sample.tokens for sample in samples]
+    if message.stream:
+        texts, ids = [""] * params.n, [[] for _ in samples]
+    return Generated(
+        rid=message.rid, texts=texts, output_ids=ids, metas=[sample.meta for sample in samples]
+    )
+
+
+def _piece(
+    rid: str, index: int, count: int, tell: Tell
+) -> Callable[[str, list[int], MetaInfo | None], None]:
+    def on_piece(text: str, ids: list[int], meta: MetaInfo | None) -> None:
+        texts = [""] * count
+        texts[index] = text
+        all_ids: list[list[int]] = [[] for _ in range(count)]
+        all_ids[index] = ids
+        metas = [MetaInfo(id=rid) for _ in range(count)]
+        if meta is not None:
+            metas[index] = msgspec.structs.replace(meta, id=rid)
+        tell(Generated(rid=rid, texts=texts, output_ids=all_ids, metas=metas, done=False))
+
+    return on_piece
+
+
+def _prompt(executor: EngineExecutor, message: Generate) -> IntArray:
+    if (message.prompt is None) == (message.input_ids is None):
+        raise BadInputError("give either prompt or input_ids", param="prompt")
+    tokenizer = executor.tokenizer
+    if message.prompt is not None:
+        ids = tokenizer.encode(message.prompt, special=True, start=True)
+        if not ids and tokenizer.bos_id is not None:
+            ids = [tokenizer.bos_id]
+        return np.asarray(ids, np.int32)
+    ids = message.input_ids or []
+    if not ids:
+        raise BadInputError("input_ids is empty", param="input_ids")
+    size = tokenizer.vocab_size
+    for token in ids:
+        if not 0 <= token < size:
+            raise BadInputError(f"input_ids: {token} is not in [0, {size})", param="input_ids")
+    return np.asarray(ids, np.int32)

@@ -1,0 +1,206 @@
+"""One sample from the engine: submit it, collect tokens, make text once, say how it went."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..protocol.messages import EngineSampling, Finish
+from ..protocol.meta import FinishReason, MetaInfo
+from ..protocol.sampling import SamplingParams
+from .detokenizer import Detokenizer
+from .engine_client import EngineClient
+from .logprobs import output_entries, prompt_entries, special_text
+from .request import EngineRequest, Handle, IntArray
+from .tokenizer import Tokenizer
+
+OnPiece = Callable[[str, list[int], MetaInfo | None], None]
+"""Called with new text, new output ids, and the log-probs of just those where asked for."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Sample:
+    """A finished sample. The first ``kept`` tokens stay in the stream exactly as they are;
+    ``carry`` is text that came with a dropped token, to be joined to what is written next."""
+
+    text: str
+    tokens: list[int]
+    kept: int
+    carry: str
+    meta: MetaInfo
+
+
+@dataclass(slots=True)
+class Generation:
+    """What one sample needs to run. ``prompt`` is whole, also where it builds on ``base``."""
+
+    engine: EngineClient
+    tokenizer: Tokenizer
+    params: SamplingParams
+    prompt: IntArray
+    sampling: EngineSampling
+    base: Handle | None = None
+    base_len: int = 0
+    keep: Handle | None = None
+    namespace: bytes = b""
+    program: int = 0
+    name: str | None = None
+    """``id`` in the meta info; by default made of the program's and the request's number."""
+
+    async def run(self, on_piece: OnPiece | None = None) -> Sample:
+        """Raises what the engine reports. Cancelled, it aborts the request."""
+        began = time.monotonic()
+        request = self.engine.submit(
+            self.prompt,
+            self.sampling,
+            base=self.base,
+            base_len=self.base_len,
+            keep=self.keep,
+            namespace=self.namespace,
+            program=self.program,
+            streaming=on_piece is not None,
+        )
+        text = _Text(self, request, on_piece)
+        try:
+            while not await request.news():
+                text.more()
+        finally:
+            self.engine.abort(request)
+        finish = request.finish
+        assert finish is not None
+        whole = text.end(finish)
+        kept, carry = _kept(request.tokens, finish, self.tokenizer.bytes_table)
+        return Sample(whole, request.tokens, kept, carry, self._meta(request, finish, began))
+
+    def _meta(self, request: EngineRequest, finish: Finish, began: float) -> MetaInfo:
+        first = request.first_token_at
+        output, output_tops = None, None
+        if self.params.return_logprob or self.params.top_logprobs_num:
+            output, output_tops = output_entries(request, self.tokenizer)
+        prompt, prompt_tops = prompt_entries(request, self.tokenizer) or (None, None)
+        return MetaInfo(
+            id=self.name or f"{self.program}.{request.rid}",
+            finish_reason=finish_reason(finish),
+            prompt_tokens=len(self.prompt),
+            completion_tokens=len(request.tokens),
+            cached_tokens=finish.cached_tokens,
+            e2e_latency=time.monotonic() - began,
+            ttft=None if first is None else first - began,
+            input_token_logprobs=prompt,
+            output_token_logprobs=output,
+            input_top_logprobs=prompt_tops,
+            output_top_logprobs=output_tops,
+        )
+
+
+class _Text:
+    """The text of a request as it grows. A token that may be the stop is held back until what
+    follows, or the end, says what it was."""
+
+    def __init__(
+        self, generation: Generation, request: EngineRequest, on_piece: OnPiece | None
+    ) -> None:
+        tokenizer, sampling = generation.tokenizer, generation.sampling
+        self._tokenizer = tokenizer
+        self._request = request
+        self._on_piece = on_piece
+        self._stop_ids = frozenset(sampling.stop_ids)
+        self._logprobs = generation.params.return_logprob
+        self._pushed = 0
+        self._told = 0
+        # Below min_new_tokens the engine lets stop strings pass; here nobody counts, so all waits.
+        self._hold = bool(sampling.stops) and sampling.min_new_tokens > 0
+        skip = generation.params.skip_special_tokens
+        self._text = Detokenizer(
+            tokenizer.bytes_table,
+            tokenizer.special_ids,
+            skip,
+            () if self._hold else sampling.stops,
+            None if skip else special_text(tokenizer),
+        )
+
+    def more(self) -> None:
+        """Push what has come since, but for a last token that may end it."""
+        if self._hold:
+            return
+        tokens = self._request.tokens
+        end = len(tokens)
+        if end and tokens[-1] in self._stop_ids:
+            end -= 1
+        if end > self._pushed:
+            piece = self._text.push(tokens[self._pushed : end])
+            self._pushed = end
+            self._tell(piece, end)
+
+    def end(self, finish: Finish) -> str:
+        """The whole text, without a stop token and what a stop string cut."""
+        tokens = self._request.tokens
+        end = len(tokens) - (isinstance(finish.matched, int))
+        piece = self._text.push(tokens[self._pushed : end])
+        piece += self._text.finish(finish.text_bytes)
+        self._tell(piece, len(tokens))
+        return self._text.text
+
+    def _tell(self, piece: str, upto: int) -> None:
+        if self._on_piece is None:
+            return
+        meta = None
+        if self._logprobs and upto > self._told:
+            entries, tops = output_entries(self._request, self._tokenizer, self._told, upto)
+            meta = MetaInfo(output_token_logprobs=entries, output_top_logprobs=tops)
+        ids = self._request.tokens[self._told : upto]
+        self._told = max(self._told, upto)
+        if piece or ids:
+            self._on_piece(piece, ids, meta)
+
+
+def finish_reason(finish: Finish) -> FinishReason:
+    matched = finish.matched
+    if isinstance(matched, bytes):
+        matched = matched.decode("utf-8", "replace")
+    return FinishReason(finish.reason, matched, finish.message)
+
+
+def _kept(tokens: Sequence[int], finish: Finish, table: Sequence[bytes]) -> tuple[int, str]:
+    """How many tokens stay, and the text before the stop string that was in a dropped one.
+
+    Tokens go from the first that overlaps the stop string; further back to where a character
+    begins, so that what is carried over is whole characters.
+    """
+    if isinstance(finish.matched, int):
+        return len(tokens) - 1, ""
+    if finish.text_bytes < 0:
+        return len(tokens), ""
+    data = b"".join(table[token] for token in tokens)
+    ends: list[int] = []
+    total = 0
+    for token in tokens:
+        total += len(table[token])
+        if total > finish.text_bytes:
+            break
+        ends.append(total)
+    kept = len(ends)
+    while kept and _inside_character(data, ends[kept - 1]):
+        kept -= 1
+    start = ends[kept - 1] if kept else 0
+    return kept, data[start : finish.text_bytes].decode("utf-8", "replace")
+
+
+def _inside_character(data: bytes, position: int) -> bool:
+    return position < len(data) and data[position] & 0xC0 == 0x80
+
+
+async def all_of(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run at the same time; when one fails, the others are cancelled and its error is raised."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        return [await task for task in tasks]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

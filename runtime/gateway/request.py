@@ -1,0 +1,152 @@
+"""One request in the engine, as the gateway sees it: what it asked and what has come back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from ..protocol.errors import RametError
+from ..protocol.messages import EngineSampling, Finish, PromptLogprobs, Submit, TopLogprobs
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+
+
+class Handle:
+    """A sequence that the engine keeps for streams that go on from it, counted here.
+
+    Whoever makes or acquires one releases it once; the last one tells the engine.
+    """
+
+    __slots__ = ("_count", "_on_last", "number")
+
+    def __init__(self, number: int, on_last: Callable[[int], None]) -> None:
+        self.number = number
+        self._count = 1
+        self._on_last = on_last
+
+    def acquire(self) -> Handle:
+        assert self._count > 0
+        self._count += 1
+        return self
+
+    def release(self) -> None:
+        assert self._count > 0
+        self._count -= 1
+        if self._count == 0:
+            self._on_last(self.number)
+
+
+class EngineRequest:
+    """Filled by the client's receiving side; one waiter awaits `news`.
+
+    ``streaming`` wakes the waiter at every step, otherwise only the end does.
+    """
+
+    __slots__ = (
+        "_fresh",
+        "_waiter",
+        "base",
+        "base_len",
+        "error",
+        "finish",
+        "first_token_at",
+        "keep",
+        "logprobs",
+        "namespace",
+        "program",
+        "prompt",
+        "prompt_logprobs",
+        "prompt_tops",
+        "rid",
+        "sampling",
+        "streaming",
+        "tokens",
+        "tops",
+    )
+
+    def __init__(
+        self,
+        rid: int,
+        prompt: IntArray,
+        sampling: EngineSampling,
+        *,
+        base: Handle | None = None,
+        base_len: int = 0,
+        keep: Handle | None = None,
+        namespace: bytes = b"",
+        program: int = 0,
+        streaming: bool = False,
+    ) -> None:
+        self.rid = rid
+        self.prompt = prompt
+        self.sampling = sampling
+        self.base = base
+        self.base_len = base_len if base is not None else 0
+        self.keep = keep
+        self.namespace = namespace
+        self.program = program
+        self.streaming = streaming
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.tops: list[TopLogprobs | None] = []
+        self.prompt_logprobs: FloatArray | None = None
+        self.prompt_tops: dict[int, TopLogprobs] = {}
+        self.finish: Finish | None = None
+        self.error: RametError | None = None
+        self.first_token_at: float | None = None
+        self._fresh = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def submit(self, whole: bool = False) -> Submit:
+        """The message that asks for it; ``whole``: without building on a handle."""
+        build = self.base is not None and not whole
+        ids = self.prompt[self.base_len :] if build else self.prompt
+        return Submit(
+            rid=self.rid,
+            ids=ids.tobytes(),
+            sampling=self.sampling,
+            base=self.base.number if build and self.base is not None else None,
+            base_len=self.base_len if build else 0,
+            keep=self.keep.number if self.keep is not None else None,
+            namespace=self.namespace,
+            program=self.program,
+        )
+
+    def add_prompt_logprobs(self, piece: PromptLogprobs) -> None:
+        """Pieces go where they belong, so one that comes again does no harm."""
+        if self.prompt_logprobs is None:
+            self.prompt_logprobs = np.full(len(self.prompt), np.nan, np.float32)
+        values = np.frombuffer(piece.values, np.float32)[: len(self.prompt) - piece.start]
+        self.prompt_logprobs[piece.start : piece.start + len(values)] = values
+        for offset, top in enumerate(piece.top):
+            self.prompt_tops[piece.start + offset] = top
+
+    def wake(self) -> None:
+        """Something has come."""
+        self._fresh = True
+        if self.first_token_at is None and self.tokens:
+            self.first_token_at = time.monotonic()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def end(self, finish: Finish | None, error: RametError | None) -> None:
+        """It is over, in one way or the other."""
+        self.finish = finish
+        self.error = error
+        self.wake()
+
+    async def news(self) -> bool:
+        """Wait for something new; True: it has finished. Raises the error with which it failed."""
+        if not self._fresh:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+            self._waiter = None
+        self._fresh = False
+        if self.error is not None:
+            raise self.error
+        return self.finish is not None
