@@ -9,12 +9,11 @@ import sys
 import time
 from typing import Any
 
+import ramet as rt
 from rich.columns import Columns
 from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
-
-import ramet as rt
 
 BRANCHES = 3
 
