@@ -96,16 +96,16 @@ def rope_write_kernel(
     elif block < Q_BLOCKS + K_BLOCKS:
         head = (block - Q_BLOCKS) * BLOCK_H + tl.arange(0, BLOCK_H)
         there = (head < KV_HEADS) & (slot >= 0)
-        start = row + (HEADS + head) * D
-        value = rotated(start, there, k_norm, angles, eps, offset, D, R, BLOCK_D, NORM)
+        keys = row + (HEADS + head) * D
+        value = rotated(keys, there, k_norm, angles, eps, offset, D, R, BLOCK_D, NORM)
         place = k_cache + slot * SLOT_STRIDE + head[:, None] * D + d[None, :]
         mask = there[:, None] & (d < D)[None, :]
         tl.store(place, (value * k_inverse).to(k_cache.dtype.element_ty), mask=mask)
     else:
         head = (block - Q_BLOCKS - K_BLOCKS) * BLOCK_H + tl.arange(0, BLOCK_H)
         mask = ((head < KV_HEADS) & (slot >= 0))[:, None] & (d < D)[None, :]
-        start = row + (HEADS + KV_HEADS + head[:, None]) * D + d[None, :]
-        value = tl.load(start, mask=mask, other=0.0).to(tl.float32) * v_inverse
+        source = row + (HEADS + KV_HEADS + head[:, None]) * D + d[None, :]
+        value = tl.load(source, mask=mask, other=0.0).to(tl.float32) * v_inverse
         place = v_cache + slot * SLOT_STRIDE + head[:, None] * D + d[None, :]
         tl.store(place, value.to(v_cache.dtype.element_ty), mask=mask)
 

@@ -80,3 +80,10 @@ def poisoned(device: torch.device) -> Callable[..., torch.Tensor]:
         return torch.full(shape, float("nan"), dtype=torch.float32, device=device).to(dtype)
 
     return make
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Of the interpreter's own code: kernels run through thousands of these.
+    for category in ("DeprecationWarning", "RuntimeWarning"):
+        line = f"ignore::{category}:triton.runtime.interpreter"
+        config.addinivalue_line("filterwarnings", line)

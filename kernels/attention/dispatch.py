@@ -1,0 +1,64 @@
+"""One step's attention: which kernel takes which items."""
+
+from __future__ import annotations
+
+import torch
+
+from .cold import all_cold, cold
+from .decode import decode
+from .extend import extend
+from .meta import AttentionMeta
+
+
+def attend(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    meta: AttentionMeta,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+    invariant: bool = False,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Attention of q [T, Hq, D] over the paged KV that `meta` describes: [T, Hq, D]; `lse` [T, Hq]
+    float32 if given.
+
+    The first `meta.num_decodes` items (all, if no item has two queries) go to `decode`, the rest to
+    `extend`, or, long whole prompts, to torch. `invariant`: one kernel and one order of summing for
+    every token, whatever the batch, the chunks or the cache, so that its result is the same to the
+    bit. Raises what those raise.
+    """
+    if out is None:
+        out = torch.empty_like(q)
+    items = len(meta.rows)
+    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    options = {"window": window, "softcap": softcap, "sinks": sinks, **scales}
+    if invariant:
+        return extend(
+            q, k_cache, v_cache, meta, scale, **options, out=out, lse=lse, splits=1, invariant=True
+        )
+    decodes = items if meta.max_q <= 1 else meta.num_decodes
+    if decodes:
+        decode(
+            q[:decodes], k_cache, v_cache, meta, scale, **options,
+            out=out[:decodes], lse=None if lse is None else lse[:decodes], pdl=pdl,
+        )  # fmt: skip
+    if decodes == items:
+        return out
+    rest, rest_out = q[decodes:], out[decodes:]
+    plain = softcap == 0 and sinks is None and lse is None
+    if plain and (not window or window >= meta.max_kv) and all_cold(meta, decodes):
+        cold(rest, k_cache, v_cache, meta, scale, **scales, out=rest_out, first_item=decodes)
+        return out
+    extend(
+        rest, k_cache, v_cache, meta, scale, **options,
+        out=rest_out, lse=None if lse is None else lse[decodes:], first_item=decodes, pdl=pdl,
+    )  # fmt: skip
+    return out
