@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 app = typer.Typer(help="Models that have a short name.", no_args_is_help=True)
 
@@ -18,13 +16,11 @@ def list_() -> None:
     """Show every alias, and which are on this machine."""
     from ramet.runtime.model import store
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("alias", "size", "licence", "where", "what"):
-        table.add_column(column, overflow="fold", no_wrap=column in ("alias", "size"))
     for row in store.list_models():
         where = str(row.path) if row.path else f"not fetched ({row.download_size / _MIB:.0f} MiB)"
-        table.add_row(row.alias, f"{row.size / _MIB:.0f} MiB", row.license, where, row.summary)
-    Console().print(table)
+        print(f"{row.alias:24}{row.size / _MIB:5.0f} MiB  {row.license}")
+        print(f"    {row.summary}")
+        print(f"    {where}")
 
 
 @app.command("fetch")
