@@ -28,6 +28,7 @@ from ..protocol.messages import (
     ControlReply,
     GatewayMessage,
     Generate,
+    Generated,
     GenerateFailed,
     Hello,
     OpenProgram,
@@ -294,24 +295,27 @@ class Service:
             return
 
         async def work() -> None:
-            try:
-                if self._draining or len(client.tasks) > self._limits.requests:
-                    raise BackendError("the server takes no more requests now")
-                number = next(self._numbers)
-                end = await generate(
-                    self.executor, message, number, lambda piece: self._send(client, piece)
-                )
-            except asyncio.CancelledError:
-                error = AbortedError("the request was aborted")
-                self._send(client, GenerateFailed(rid=message.rid, error=ErrorInfo.of(error)))
-            except Exception as error:
-                if not isinstance(error, RametError):
-                    log.exception("a request broke")
-                self._send(client, GenerateFailed(rid=message.rid, error=ErrorInfo.of(error)))
-            else:
-                self._send(client, end)
+            reply = await self._generated(client, message)
+            client.tasks.pop(key, None)  # first, as the answer may be asked again at once
+            self._send(client, reply)
 
         self._spawn(client, key, work())
+
+    async def _generated(self, client: Client, message: Generate) -> Generated | GenerateFailed:
+        try:
+            if self._draining or len(client.tasks) > self._limits.requests:
+                raise BackendError("the server takes no more requests now")
+            number = next(self._numbers)
+            return await generate(
+                self.executor, message, number, lambda piece: self._send(client, piece)
+            )
+        except asyncio.CancelledError:
+            error = ErrorInfo.of(AbortedError("the request was aborted"))
+        except Exception as failure:
+            if not isinstance(failure, RametError):
+                log.exception("a request broke")
+            error = ErrorInfo.of(failure)
+        return GenerateFailed(rid=message.rid, error=error)
 
     def _abort(self, client: Client, message: AbortGenerate) -> None:
         if (task := client.tasks.get(f"generate {message.rid}")) is not None:
@@ -335,7 +339,12 @@ class Service:
     def _spawn(self, client: Client, key: str, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         client.tasks[key] = task
-        task.add_done_callback(lambda _: client.tasks.pop(key, None))
+
+        def ended(_: object) -> None:
+            if client.tasks.get(key) is task:
+                del client.tasks[key]
+
+        task.add_done_callback(ended)
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[Any], data: msgspec.Raw) -> Any:
