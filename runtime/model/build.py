@@ -72,7 +72,17 @@ def build_runner(
     if device.type == "cuda":
         from .device_runner import build_device_runner
 
-        return build_device_runner(config, model, files, device, dtype, context, stage)
+        return build_device_runner(
+            config,
+            model,
+            lambda: load_weights(files, model, dtype, str(device), config.load_format, seed=seed),
+            name=files.name,
+            device=device,
+            dtype=dtype,
+            context=context,
+            step_tokens=step_tokens_of(config, device, context),
+            stage=stage,
+        )
     slots = config.max_total_tokens or _host_slots(model, dtype, context)
     stage(f"weights of {files.name} ({str(dtype).removeprefix('torch.')} on the CPU)")
     try:

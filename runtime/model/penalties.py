@@ -9,6 +9,7 @@ from ...kernels.ops import Ops
 from ...kernels.reference.sampling import PROMPT_BIT
 from ..protocol.messages import EngineSampling
 from ..scheduler.batch import IntArray
+from .staging import to_device
 
 
 class PenaltyCounts:
@@ -41,9 +42,9 @@ class PenaltyCounts:
             self._lines[row] = self._new_line()
         self._strengths[:, row] = (repetition, frequency, presence)
         line = self._counts[int(self._lines[row])]
-        line.copy_(torch.from_numpy(np.bincount(output, minlength=self._vocab_size)))
+        line.copy_(to_device(np.bincount(output, minlength=self._vocab_size), self.device))
         if len(prompt):
-            line[torch.from_numpy(np.unique(prompt)).to(self.device).long()] += PROMPT_BIT
+            line[to_device(np.unique(prompt), self.device).long()] += PROMPT_BIT
         return True
 
     def _new_line(self) -> int:
@@ -58,15 +59,15 @@ class PenaltyCounts:
 
     def apply_(self, logits: torch.Tensor, rows: IntArray) -> None:
         """Penalize ``logits`` [S, V] in place, row i as row ``rows[i]`` asks."""
-        strengths = torch.from_numpy(self._strengths[:, rows]).to(self.device)
-        index = torch.from_numpy(self._lines[rows]).to(self.device)
+        strengths = to_device(self._strengths[:, rows], self.device)
+        index = to_device(self._lines[rows], self.device)
         self.ops.penalize_(logits, index, self._counts, strengths[0], strengths[1], strengths[2])
 
     def count(self, rows: IntArray, ids: torch.Tensor) -> None:
         """Note that rows [S] sampled ``ids`` [S]."""
         lines = self._lines[rows]
         (at,) = np.nonzero(lines >= 0)
-        index = torch.from_numpy(lines[at]).to(self.device)
-        picked = ids.index_select(0, torch.from_numpy(at).to(self.device)).long()
+        index = to_device(lines[at], self.device)
+        picked = ids.index_select(0, to_device(at, self.device)).long()
         one = torch.ones((), dtype=torch.int32, device=self.device)
         self._counts.index_put_((index, picked), one, accumulate=True)

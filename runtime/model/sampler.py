@@ -13,6 +13,7 @@ from ...kernels.reference.sampling import GREEDY_BELOW
 from ..protocol.messages import EngineSampling
 from ..scheduler.batch import IntArray
 from .penalties import PenaltyCounts
+from .staging import to_device
 
 Rows = npt.NDArray[np.int64]
 
@@ -83,6 +84,10 @@ class Sampler:
             needs |= _MINIMUM
             self._stops[row] = np.array(sampling.stop_ids, dtype=np.int64)
         self._needs[row] = needs
+
+    def all_greedy(self, rows: IntArray) -> bool:
+        """Whether each of these rows takes its largest logit, unchanged."""
+        return not self._needs[rows].any()
 
     def sample(
         self,
@@ -172,4 +177,4 @@ class Sampler:
         )
 
     def _to(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device)
+        return to_device(array, self.device)

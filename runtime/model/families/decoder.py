@@ -71,8 +71,16 @@ class Decoder:
         """
         raise NotImplementedError
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[S, H] to [S, V] float32."""
-        out = self.head.apply(hidden).float()
+    def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[S, H] to [S, V] in the weights' dtype, uncapped: their order is that of the logits."""
+        return self.head.apply(hidden)
+
+    def finish_logits(self, raw: torch.Tensor) -> torch.Tensor:
+        """`raw_logits` to logits, float32."""
+        out = raw.float()
         cap = self.config.final_softcap
         return self.ops.softcap_(out, cap) if cap else out
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[S, H] to [S, V] float32."""
+        return self.finish_logits(self.raw_logits(hidden))

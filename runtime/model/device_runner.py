@@ -1,0 +1,440 @@
+"""The runner on one CUDA device: captured steps where shapes repeat, eager ones elsewhere.
+
+A launch uploads one packed array, replays a graph (or launches kernels), and asks for the samples
+to be copied back; nothing waits for the device. `DeviceTicket.result` waits for that step alone.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...kernels.attention.meta import AttentionMeta
+from ...kernels.ops import Ops, ops_for
+from ..config import EngineConfig
+from ..protocol.errors import ModelError
+from ..scheduler.batch import FROM_DEVICE, IntArray, PositionLogprobs, StepBatch, StepResult
+from .config import ModelConfig
+from .families.registry import family_of
+from .graphs import EXTEND_ITEMS, CapturedDecode, CapturedExtend, Parts
+from .layers.weights import Weights
+from .sampler import Sampled, Sampler
+from .staging import Staging, fetch
+from .tables import RequestTables
+
+log = logging.getLogger(__name__)
+
+PAGE = 16
+DECODE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448,
+                512)  # fmt: skip
+EXTEND_SIZES = (8, 16, 32, 64, 128, 256, 512)
+LOGITS_BYTES = 1 << 30
+
+
+@dataclass(slots=True)
+class DeviceTicket:
+    """A launched step: its samples are on their way to pinned host memory."""
+
+    event: torch.cuda.Event
+    sampled: Sampled
+    count: int
+    scored: list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]]
+    spans: list[int]
+
+    def ready(self) -> bool:
+        return self.event.query()
+
+    def result(self) -> StepResult:
+        self.event.synchronize()
+        sampled, count = self.sampled, self.count
+        result = StepResult(
+            tokens=sampled.ids.numpy()[:count].astype(np.int32, copy=False),
+            bad=sampled.bad.numpy()[:count],
+        )
+        if sampled.logprobs is not None:
+            result.logprobs = sampled.logprobs.numpy()
+        if sampled.top_ids is not None and sampled.top_logprobs is not None:
+            result.top_ids = sampled.top_ids.numpy()
+            result.top_values = sampled.top_logprobs.numpy()
+        if self.scored:
+            result.prompt_logprobs = _positions(self.scored, self.spans)
+        return result
+
+
+class DeviceRunner:
+    """A `Runner` on one CUDA device.
+
+    ``num_slots`` counts the scratch page. Raises `ModelError` for weights that do not fit the
+    config, or memory that does not hold them.
+    """
+
+    asynchronous = True
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        decoder_weights: Iterable[tuple[str, torch.Tensor]],
+        *,
+        dtype: torch.dtype,
+        max_rows: int,
+        context_length: int,
+        device: torch.device,
+        ops: Ops | None = None,
+    ) -> None:
+        self.config = config
+        self.device = device
+        self.dtype = dtype
+        self.max_rows = max_rows
+        self.context_length = context_length
+        self.vocab_size = config.vocab_size
+        self.num_slots = 0
+        self._ops = ops or ops_for(device)
+        with torch.inference_mode():
+            named = ((n, t.to(device=device, dtype=dtype)) for n, t in decoder_weights)
+            self._decoder = family_of(config.architecture)(
+                config, self._ops, Weights(named), positions=context_length
+            )
+            # One row more than there are: padding of captured steps belongs to it.
+            self._tables = RequestTables(max_rows + 1, context_length, device)
+            self._sampler = Sampler(self._ops, max_rows + 1, config.vocab_size, device)
+        self._staging = Staging(device, 1 << 16)
+        self._decodes: dict[int, CapturedDecode] = {}
+        self._extends: dict[int, CapturedExtend] = {}
+        self.kv = torch.empty(0)
+        self.take_memory(PAGE)
+
+    def take_memory(self, num_slots: int) -> None:
+        """(Re)allocate KV for ``num_slots`` slots, the scratch page among them."""
+        config = self.config
+        self.kv = torch.empty(0)
+        self.num_slots = num_slots
+        shape = (config.num_layers, 2, num_slots, config.num_kv_heads, config.head_dim)
+        with torch.inference_mode():
+            self.kv = torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def profile(self, step_tokens: int) -> int:
+        """Bytes that the largest step takes beyond what is allocated now: ``step_tokens`` of
+        prompt, and a sample of every row. Everything is written to the scratch page."""
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        tokens = min(step_tokens, self.context_length)
+        batch = _dummy_batch(self.max_rows, [tokens] * max(1, step_tokens // tokens))
+        with torch.inference_mode():
+            hidden = self._eager(batch, _positions_of(batch))
+            rows = min(self.max_rows, LOGITS_BYTES // (4 * self.vocab_size))
+            logits = self._decoder.logits(hidden[:1].expand(rows, -1).contiguous())
+            self._ops.token_logprobs(logits, self._ops.greedy(logits)[0])
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+
+    def capture(
+        self, largest: int, stage: Callable[[str], None] = lambda _: None, *, extends: bool = True
+    ) -> None:
+        """Record the ladder of decode sizes up to ``largest`` and of extend token counts."""
+        parts = Parts(
+            decoder=self._decoder,
+            kv=self.kv,
+            tables=self._tables,
+            staging=self._staging,
+            scratch_row=self.max_rows,
+            pool=torch.cuda.graph_pool_handle(),
+        )
+        sizes = [s for s in DECODE_SIZES if s <= largest]
+        if not sizes or sizes[-1] < min(largest, self.max_rows):
+            sizes.append(min(largest, self.max_rows))
+        stage(f"capturing {len(sizes)} decode and {len(EXTEND_SIZES)} extend steps")
+        with torch.inference_mode():
+            # Large ones first: the smaller find the pool's memory there.
+            for size in sorted(sizes, reverse=True):
+                decode = CapturedDecode(parts, size)
+                decode.capture()
+                self._decodes[size] = decode
+            for size in sorted(EXTEND_SIZES, reverse=True) if extends else ():
+                extend = CapturedExtend(parts, size)
+                extend.capture()
+                self._extends[size] = extend
+
+    def launch(self, batch: StepBatch) -> DeviceTicket:
+        with torch.inference_mode():
+            for new in batch.new_rows:
+                self._sampler.set_row(new.row, new.sampling, new.prompt, new.output)
+            decode = self._captured_decode(batch)
+            if decode is not None:
+                decode.enter(batch)
+                return self._sample_captured(batch, decode, decode.run())
+            positions = _positions_of(batch)
+            extend = self._captured_extend(batch)
+            if extend is not None:
+                self._enter_tables(batch, positions)
+                extend.enter(batch, positions)
+                return self._sample_captured(batch, extend, extend.run())
+            hidden = self._eager(batch, positions)
+            return self._sample_eager(batch, hidden)
+
+    def close(self) -> None:
+        """Let go of graphs and KV memory; nothing may be launched afterwards."""
+        torch.cuda.synchronize()
+        self._decodes.clear()
+        self._extends.clear()
+        self.kv = torch.empty(0)
+        gc.collect()
+
+    def _captured_decode(self, batch: StepBatch) -> CapturedDecode | None:
+        count = len(batch.rows)
+        if batch.num_decodes < count or batch.moves or batch.new_rows:
+            return None
+        return next((g for s, g in sorted(self._decodes.items()) if s >= count), None)
+
+    def _captured_extend(self, batch: StepBatch) -> CapturedExtend | None:
+        if len(batch.rows) > EXTEND_ITEMS or batch.prompt_logprobs:
+            return None
+        if (batch.ids == FROM_DEVICE).any():
+            return None
+        return next((g for s, g in sorted(self._extends.items()) if s >= batch.num_tokens), None)
+
+    def _enter_tables(self, batch: StepBatch, positions: IntArray) -> list[torch.Tensor]:
+        """Note where the batch's tokens, new rows and moves lie. Returns, on the device: ids,
+        positions, slots of the tokens, rows, kv_lens, q_start of the items, each token's row."""
+        token_rows = np.repeat(batch.rows, batch.q_lens)
+        q_start = np.zeros(len(batch.rows) + 1, np.int32)
+        np.cumsum(batch.q_lens, out=q_start[1:])
+        leading = [(new.row, new.slots) for new in batch.new_rows if len(new.slots)]
+        fields = self._staging.upload(
+            [
+                batch.ids,
+                positions,
+                batch.slots,
+                batch.rows,
+                batch.kv_lens,
+                q_start,
+                token_rows,
+                *(slots for _, slots in leading),
+                *(slots for _, slots in batch.moves),
+            ]
+        )
+        fixed, runs = fields[:7], fields[7:]
+        table = self._tables.slots
+        for (row, _), run in zip(leading, runs):
+            table[row, : len(run)] = run
+        table.index_put_((fixed[6].long(), fixed[1].long()), fixed[2])
+        for (row, _), run in zip(batch.moves, runs[len(leading) :]):
+            table[row, : len(run)] = run
+        return fixed
+
+    def _eager(self, batch: StepBatch, positions: IntArray) -> torch.Tensor:
+        """Hidden states [T, H]; kernels are launched one by one."""
+        fields = self._enter_tables(batch, positions)
+        ids, where, slots, rows, kv_lens, q_start, token_rows = fields
+        if (batch.ids == FROM_DEVICE).any():
+            last = self._tables.last_tokens.index_select(0, token_rows)
+            ids = torch.where(ids == FROM_DEVICE, last, ids)
+        meta = AttentionMeta(
+            table=self._tables.slots,
+            rows=rows,
+            q_start=q_start,
+            kv_lens=kv_lens,
+            max_q=int(batch.q_lens.max()),
+            max_kv=int(batch.kv_lens.max()),
+            num_decodes=batch.num_decodes,
+        )
+        return self._decoder.forward(ids, where, slots.long(), meta, self.kv)
+
+    def _sample_captured(
+        self, batch: StepBatch, step: CapturedDecode | CapturedExtend, raw: torch.Tensor
+    ) -> DeviceTicket:
+        rows = batch.rows[batch.samples]
+        plain = not batch.want_logprobs and not batch.top_logprobs
+        if plain and len(rows) == len(batch.rows) and self._sampler.all_greedy(rows):
+            ids, bad = step.run_greedy()
+            return self._ticket(batch, Sampled(ids[: len(rows)], bad[: len(rows)]), [])
+        logits = raw[: len(batch.rows)]
+        if len(rows) < len(batch.rows):
+            (at,) = self._staging.upload([batch.samples])
+            logits = logits.index_select(0, at)
+        return self._draw(batch, self._decoder.finish_logits(logits), [])
+
+    def _sample_eager(self, batch: StepBatch, hidden: torch.Tensor) -> DeviceTicket:
+        ends = np.cumsum(batch.q_lens, dtype=np.int32)
+        scored = self._score(batch, hidden, ends) if batch.prompt_logprobs else []
+        (last,) = self._staging.upload([ends[batch.samples] - 1])
+        rows = batch.rows[batch.samples]
+        picked = hidden.index_select(0, last)
+        plain = not batch.want_logprobs and not batch.top_logprobs
+        if plain and len(rows) and self._sampler.all_greedy(rows):
+            ids, bad = self._ops.greedy(self._decoder.raw_logits(picked))
+            (at,) = self._staging.upload([rows])
+            self._tables.sampled(at.long(), ids)
+            return self._ticket(batch, Sampled(ids, bad), scored)
+        logits = self._decoder.logits(picked) if len(rows) else picked.float()
+        return self._draw(batch, logits, scored)
+
+    def _draw(
+        self,
+        batch: StepBatch,
+        logits: torch.Tensor,
+        scored: list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]],
+    ) -> DeviceTicket:
+        rows = batch.rows[batch.samples]
+        if not len(rows):
+            empty = torch.zeros(0, dtype=torch.int32)
+            return self._ticket(batch, Sampled(empty, empty.bool()), scored)
+        sampled = self._sampler.sample(
+            logits,
+            rows,
+            batch.steps,
+            logprobs=batch.want_logprobs or batch.top_logprobs > 0,
+            top=batch.top_logprobs,
+        )
+        (at,) = self._staging.upload([rows])
+        self._tables.sampled(at.long(), sampled.ids)
+        return self._ticket(batch, sampled, scored)
+
+    def _score(
+        self, batch: StepBatch, hidden: torch.Tensor, ends: IntArray
+    ) -> list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]]:
+        """Log-probs of prompt tokens, all positions in common chunks; (values, top ids, top)."""
+        where = np.concatenate(
+            [
+                np.arange(first - 1, last - 1) - int(batch.kv_lens[item]) + ends[item]
+                for item, first, last in batch.prompt_logprobs
+            ]
+        ).astype(np.int32)
+        at, targets = self._staging.upload([where, np.concatenate(batch.targets)])
+        chunk = max(1, LOGITS_BYTES // (4 * self.vocab_size))
+        found: list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]] = []
+        for rows, ids in zip(at.split(chunk), targets.split(chunk)):
+            logits = self._decoder.logits(hidden.index_select(0, rows))
+            values = fetch(self._ops.token_logprobs(logits, ids))
+            if batch.top_logprobs:
+                top_ids, top = self._ops.top_logprobs(logits, batch.top_logprobs)
+                found.append((values, fetch(top_ids), fetch(top)))
+            else:
+                found.append((values, None, None))
+        return found
+
+    def _ticket(
+        self,
+        batch: StepBatch,
+        sampled: Sampled,
+        scored: list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]],
+    ) -> DeviceTicket:
+        host = Sampled(
+            fetch(sampled.ids),
+            fetch(sampled.bad),
+            None if sampled.logprobs is None else fetch(sampled.logprobs),
+            None if sampled.top_ids is None else fetch(sampled.top_ids),
+            None if sampled.top_logprobs is None else fetch(sampled.top_logprobs),
+        )
+        event = torch.cuda.Event()
+        event.record()
+        spans = [last - first for _, first, last in batch.prompt_logprobs]
+        return DeviceTicket(event, host, len(batch.samples), scored, spans)
+
+
+def _positions_of(batch: StepBatch) -> IntArray:
+    """[T] position of each token in its request."""
+    starts = np.cumsum(batch.q_lens) - batch.q_lens
+    first = batch.kv_lens - batch.q_lens - starts
+    return (np.arange(batch.num_tokens) + np.repeat(first, batch.q_lens)).astype(np.int32)
+
+
+def _positions(
+    scored: list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]], spans: list[int]
+) -> list[PositionLogprobs]:
+    cuts = np.cumsum(spans)[:-1]
+    values = np.split(torch.cat([s[0] for s in scored]).numpy(), cuts)
+    found = [PositionLogprobs(v) for v in values]
+    if scored[0][1] is not None:
+        ids = np.split(torch.cat([s[1] for s in scored if s[1] is not None]).numpy(), cuts)
+        top = np.split(torch.cat([s[2] for s in scored if s[2] is not None]).numpy(), cuts)
+        for part, part_ids, part_top in zip(found, ids, top):
+            part.top_ids, part.top_values = part_ids, part_top
+    return found
+
+
+def _dummy_batch(row: int, q_lens: list[int]) -> StepBatch:
+    """Prompts of the scratch row, written to the scratch slot."""
+    lens = np.array(q_lens, np.int32)
+    zeros = np.zeros(int(lens.sum()), np.int32)
+    return StepBatch(
+        rows=np.full(len(lens), row, np.int32),
+        q_lens=lens,
+        kv_lens=lens.copy(),
+        ids=zeros,
+        slots=zeros.copy(),
+        samples=np.empty(0, np.int32),
+        steps=np.empty(0, np.int32),
+    )
+
+
+def build_device_runner(
+    config: EngineConfig,
+    model: ModelConfig,
+    weights: Callable[[], Iterable[tuple[str, torch.Tensor]]],
+    *,
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    context: int,
+    step_tokens: int,
+    stage: Callable[[str], None],
+) -> DeviceRunner:
+    """Load, measure the largest step, give the rest of the memory to KV, capture."""
+    clock = time.monotonic()
+    total = torch.cuda.get_device_properties(device).total_memory
+
+    def spent(what: str) -> None:
+        nonlocal clock
+        now = time.monotonic()
+        log.info("%s: %.1f s", what, now - clock)
+        clock = now
+
+    try:
+        stage(f"weights of {name} ({str(dtype).removeprefix('torch.')} on {device})")
+        runner = DeviceRunner(
+            model,
+            weights(),
+            dtype=dtype,
+            max_rows=config.max_running_requests,
+            context_length=context,
+            device=device,
+        )
+        torch.cuda.synchronize()
+        used = torch.cuda.memory_allocated()
+        spent(f"weights, {used / 2**30:.2f} GiB")
+        stage("measuring the largest step")
+        peak = runner.profile(step_tokens)
+        torch.cuda.empty_cache()
+        spent(f"the largest step, {peak / 2**30:.2f} GiB")
+        each = 2 * model.num_layers * model.num_kv_heads * model.head_dim * dtype.itemsize
+        free, _ = torch.cuda.mem_get_info(device)
+        budget = int(min(total * config.mem_fraction_static - used, free) - 1.25 * peak)
+        slots = budget // each
+        if config.max_total_tokens is not None:
+            slots = min(slots, config.max_total_tokens)
+        slots = slots // PAGE * PAGE
+        if slots < PAGE:
+            raise ModelError(
+                f"no room for KV: weights take {used / 2**30:.1f} GiB and the largest step "
+                f"{peak / 2**30:.1f} of {
+                    total * config.mem_fraction_static / 2**30:.1f} GiB; raise "
+                "mem_fraction_static or lower chunked_prefill_size"
+            )
+        runner.take_memory(slots + PAGE)
+        spent(f"KV for {slots} tokens, {slots * each / 2**30:.2f} GiB")
+        if not config.disable_cuda_graph:
+            runner.capture(min(config.cuda_graph_max_bs, config.max_running_requests), stage)
+            spent("captured steps")
+        return runner
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"the device's memory is too small ({error}); lower chunked_prefill_size, "
+            "max_running_requests or mem_fraction_static"
+        ) from error

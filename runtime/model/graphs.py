@@ -1,0 +1,192 @@
+"""Steps captured as CUDA graphs: fixed shapes, fixed addresses, one launch.
+
+A captured step has its inputs in one int32 buffer that `Staging` fills, and leaves hidden states'
+logits in a buffer of its own. Rows that pad a step belong to the scratch row of the tables, whose
+only KV slot is the scratch slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...kernels.attention.meta import AttentionMeta
+from ..scheduler.batch import IntArray, StepBatch
+from .families.decoder import Decoder
+from .staging import Staging
+from .tables import RequestTables
+
+EXTEND_ITEMS = 8
+"""Requests of a captured extend step; one more item takes the tokens that pad it."""
+
+
+@dataclass(slots=True)
+class Parts:
+    """What a captured step computes with."""
+
+    decoder: Decoder
+    kv: torch.Tensor
+    tables: RequestTables
+    staging: Staging
+    scratch_row: int
+    pool: tuple[int, int]
+    """The memory pool that all graphs share: they never run at the same time."""
+
+
+class _Captured:
+    logits: torch.Tensor
+    rows: torch.Tensor
+    greedy_ids: torch.Tensor
+    greedy_bad: torch.Tensor
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+
+    def capture(self) -> None:
+        """Run once to compile every kernel, then record forward and greedy sampling."""
+        self.forward()
+        self.greedy()
+        torch.cuda.synchronize()
+        self._forward_graph = self._record(self.forward)
+        self._greedy_graph = self._record(self.greedy)
+
+    def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.parts.pool):
+            work()
+        return graph
+
+    def forward(self) -> None:
+        raise NotImplementedError
+
+    def greedy(self) -> None:
+        """The most likely token of each row, noted as the row's last."""
+        ids, bad = self.parts.decoder.ops.greedy(self.logits)
+        self.parts.tables.sampled(self.rows.long(), ids)
+        self.greedy_ids, self.greedy_bad = ids, bad
+
+    def run(self) -> torch.Tensor:
+        """Replay the forward; returns the logits [items, V], of padding rows too."""
+        self._forward_graph.replay()
+        return self.logits
+
+    def run_greedy(self) -> tuple[torch.Tensor, torch.Tensor]:
+        self._greedy_graph.replay()
+        return self.greedy_ids, self.greedy_bad
+
+
+class CapturedDecode(_Captured):
+    """One new token for each of up to ``size`` rows."""
+
+    def __init__(self, parts: Parts, size: int) -> None:
+        super().__init__(parts)
+        self.size = size
+        device = parts.kv.device
+        self._inputs = torch.zeros(3 * size, dtype=torch.int32, device=device)
+        self.rows, self._kv_lens, self._slots = self._inputs.split(size)
+        self._pad = np.full(size, parts.scratch_row, np.int32)
+        self._ones = np.ones(size, np.int32)
+        self._zeros = np.zeros(size, np.int32)
+        self.rows.fill_(parts.scratch_row)
+        self._kv_lens.fill_(1)
+        q_start = torch.arange(size + 1, dtype=torch.int32, device=device)
+        self._meta = AttentionMeta(
+            table=parts.tables.slots,
+            rows=self.rows,
+            q_start=q_start,
+            kv_lens=self._kv_lens,
+            max_q=1,
+            max_kv=parts.tables.slots.shape[1],
+            num_decodes=size,
+        )
+
+    def enter(self, batch: StepBatch) -> None:
+        """Give the next `run` its inputs."""
+        pad = self.size - len(batch.rows)
+        self.parts.staging.upload(
+            [
+                batch.rows,
+                self._pad[:pad],
+                batch.kv_lens,
+                self._ones[:pad],
+                batch.slots,
+                self._zeros[:pad],
+            ],
+            self._inputs,
+        )
+
+    def forward(self) -> None:
+        parts = self.parts
+        ids = parts.tables.last_tokens.index_select(0, self.rows)
+        positions = self._kv_lens - 1
+        parts.tables.slots.index_put_((self.rows.long(), positions.long()), self._slots)
+        hidden = parts.decoder.forward(ids, positions, self._slots.long(), self._meta, parts.kv)
+        self.logits = parts.decoder.raw_logits(hidden)
+
+
+class CapturedExtend(_Captured):
+    """Up to ``size`` new tokens of up to `EXTEND_ITEMS` rows. Slots are in the tables already."""
+
+    def __init__(self, parts: Parts, size: int) -> None:
+        super().__init__(parts)
+        self.size = size
+        items = EXTEND_ITEMS + 1
+        device = parts.kv.device
+        self._inputs = torch.zeros(
+            3 * size + 3 * items + items + 1, dtype=torch.int32, device=device
+        )
+        fields = self._inputs.split([size] * 3 + [items] * 3 + [items + 1])
+        self._ids, self._positions, self._slots = fields[:3]
+        self.rows, self._kv_lens, self._last, self._q_start = fields[3:]
+        self.rows.fill_(parts.scratch_row)
+        # Until the first real inputs: no items, all tokens padding.
+        self._q_start[-1] = size
+        self._kv_lens[-1] = size
+        self._meta = AttentionMeta(
+            table=parts.tables.slots,
+            rows=self.rows,
+            q_start=self._q_start,
+            kv_lens=self._kv_lens,
+            max_q=size,
+            max_kv=parts.tables.slots.shape[1],
+        )
+
+    def enter(self, batch: StepBatch, positions: IntArray) -> None:
+        """Give the next `run` its inputs. ``positions`` [T] of the batch's tokens."""
+        count, tokens = len(batch.rows), batch.num_tokens
+        items, pad = EXTEND_ITEMS + 1 - len(batch.rows), self.size - tokens
+        scratch = self.parts.scratch_row
+        ends = np.cumsum(batch.q_lens, dtype=np.int32)
+        zeros = np.zeros(max(pad, items), np.int32)
+        self.parts.staging.upload(
+            [
+                batch.ids,
+                zeros[:pad],
+                positions,
+                zeros[:pad],
+                batch.slots,
+                zeros[:pad],
+                batch.rows,
+                np.full(items, scratch, np.int32),
+                batch.kv_lens,
+                zeros[: items - 1],
+                np.array([pad], np.int32),
+                ends - 1,
+                zeros[:items],
+                np.zeros(1, np.int32),
+                ends,
+                np.full(EXTEND_ITEMS - count, tokens, np.int32),
+                np.array([self.size], np.int32),
+            ],
+            self._inputs,
+        )
+
+    def forward(self) -> None:
+        parts = self.parts
+        hidden = parts.decoder.forward(
+            self._ids, self._positions, self._slots.long(), self._meta, parts.kv
+        )
+        self.logits = parts.decoder.raw_logits(hidden.index_select(0, self._last))
