@@ -1,14 +1,14 @@
 """ramet: a language for prompt programs, and the runtime that runs them.
 
-    import ramet as rt
+import ramet as rt
 
-    @rt.function
-    def tips(s, topic):
-        s += rt.user(f"Give a tip about {topic}.")
-        s += rt.assistant(rt.gen("tip", max_tokens=48))
+@rt.function
+def tips(s, topic):
+    s += rt.user(f"Give a tip about {topic}.")
+    s += rt.assistant(rt.gen("tip", max_tokens=48))
 
-    with rt.Runtime("smollm2-135m-instruct") as runtime:
-        print(tips.run("sleep", backend=runtime)["tip"])
+with rt.Runtime("smollm2-135m-instruct") as runtime:
+    print(tips.run("sleep", backend=runtime)["tip"])
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ class CompiledRun(Run):
 
 
 class Compiled:
-    """A program traced once. Its runs send it whole; a batch sends it once and then only arguments."""
+    """A program traced once. Runs send it whole; a batch sends it once and then only arguments."""
 
     def __init__(self, function: Function, trace: Trace) -> None:
         self.function = function

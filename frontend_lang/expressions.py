@@ -7,7 +7,7 @@ here, at the call, so that an error points at the line that made it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from ramet.runtime.protocol import BadInputError, sampling_from
 
@@ -53,6 +53,7 @@ class GenExpression(Expression):
     """One generation. ``sampling`` holds only what was given; the rest comes from the run."""
 
     __slots__ = ("dtype", "name", "sampling")
+    dtype: DType | None
 
     def __init__(self, name: str | None, sampling: dict[str, Any], dtype: DType | None) -> None:
         super().__init__()
@@ -111,9 +112,10 @@ def checked(value: object) -> Expression | str:
         return value
     if value is None:
         raise BadInputError("None cannot be appended to a program", where=here() or None)
-    hint = "; join it into a string first" if isinstance(value, (list, tuple)) else ""
+    kind = type(value).__name__  # pyright: ignore[reportUnknownArgumentType]
+    hint = "; join it into a string first" if kind in ("list", "tuple") else ""
     raise BadInputError(
-        f"cannot append a {type(value).__name__} to a program: only strings and expressions{hint}",
+        f"cannot append a {kind} to a program: only strings and expressions{hint}",
         where=here() or None,
     )
 
@@ -308,10 +310,12 @@ def _check_choices(choices: object) -> tuple[str, ...]:
     where = here() or None
     if choices is None or isinstance(choices, str) or not isinstance(choices, Sequence):
         raise BadInputError(
-            f"choices must be a list of strings, not {choices!r}", param="choices", where=where
+            f"choices must be a list of strings, not {choices!r}",
+            param="choices",
+            where=where,
         )
     texts: list[str] = []
-    for choice in choices:  # pyright: ignore[reportUnknownVariableType]
+    for choice in cast("Sequence[object]", choices):
         if not isinstance(choice, str):
             raise BadInputError(
                 f"choices must be strings, not {choice!r}", param="choices", where=where
@@ -331,7 +335,7 @@ def _stops(given: str | Sequence[str] | None, own: tuple[str, ...]) -> Any:
 
 
 def _ids(given: object) -> Any:
-    return given if given is None or isinstance(given, (int, str)) else tuple(given)  # pyright: ignore
+    return given if given is None or isinstance(given, (int, str)) else tuple(cast("Any", given))
 
 
 def _no_dtype(name: str, sampling: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,9 @@ class Forks(Generic[S]):
         self.states = states
         self._join = join
 
-    def join(self, mode: Literal["gather_variable", "concate_and_append"] = "gather_variable") -> None:
+    def join(
+        self, mode: Literal["gather_variable", "concate_and_append"] = "gather_variable"
+    ) -> None:
         """End the branches. ``gather_variable``: each variable that is new in a branch becomes a
         list in the parent, one entry a branch, None where a branch has none.
         ``concate_and_append``: the branches' new texts are appended to the parent in order."""
@@ -55,7 +57,8 @@ class Forks(Generic[S]):
             items = list(cast("Sequence[Any]", other))
             if len(items) != len(self.states):
                 raise BadInputError(
-                    f"{len(items)} expressions for {len(self.states)} branches", where=here() or None
+                    f"{len(items)} expressions for {len(self.states)} branches",
+                    where=here() or None,
                 )
         for state, item in zip(self.states, items):
             state.__iadd__(item)  # pyright: ignore

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import inspect
@@ -39,11 +40,11 @@ class Function:
         self,
         body: Callable[..., Any],
         bound: Mapping[str, Any] | None = None,
-        compile: bool = False,
+        compiles: bool = False,
     ) -> None:
         self.body = body
         self.bound = dict(bound or {})
-        self.compiles = compile
+        self.compiles = compiles
         self._compiled: dict[str, Compiled] = {}
         functools.update_wrapper(self, body)
         parameters = list(inspect.signature(body).parameters.values())
@@ -163,7 +164,7 @@ class Function:
         return await batch.run_all_async(self, items, start, num_threads)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Inside a program: run as a program of its own on the same backend; while compiling: become
+        """Inside a program: run as a program of its own on the same backend; while compiling: be
         a branch of the compiled program; with a state as first argument: go on in that state."""
         if args and isinstance(args[0], State):
             return self.body(*args, **{**self.bound, **kwargs})
@@ -310,10 +311,8 @@ class Function:
     # --- how --------------------------------------------------------------------------------------
 
     def _drive_quietly(self, run: Run, arguments: dict[str, Any]) -> None:
-        try:
+        with contextlib.suppress(Exception):  # it is in run.failure, which every reader raises
             self.drive(run, arguments)
-        except Exception:  # noqa: S110 - kept in run.failure, which every reader raises
-            pass
 
     def _backend(self, backend: Backend | None) -> Backend:
         current = _current.get()
@@ -351,10 +350,17 @@ def function(body: Callable[..., Any], /) -> Function: ...
 @overload
 def function(*, compile: bool = False) -> Callable[[Callable[..., Any]], Function]: ...
 def function(
-    body: Callable[..., Any] | None = None, /, *, compile: bool = False
+    body: Callable[..., Any] | None = None,
+    /,
+    *,
+    compile: bool = False,  # noqa: A002
 ) -> Function | Callable[[Callable[..., Any]], Function]:
     """Make a prompt program of a function whose first parameter is ``s``. With ``compile`` it is
     traced at its first run and sent as one message from then on."""
     if body is not None:
-        return Function(body, compile=compile)
-    return lambda body: Function(body, compile=compile)
+        return Function(body, compiles=compile)
+
+    def decorate(body: Callable[..., Any]) -> Function:
+        return Function(body, compiles=compile)
+
+    return decorate

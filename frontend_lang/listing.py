@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-
 from ramet.runtime.program.instructions import Arg, Fork, Instruction, Join, Parts, Program, Ref
 
 _PLAIN = ("stream", "op", "line", "parts", "choices", "children", "sampling", "name", "role")

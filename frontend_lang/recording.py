@@ -171,7 +171,7 @@ class Recording:
         if branch.uses_roles:
             self.sync(branch, "messages", "")
 
-    # --- how ---------------------------------------------------------------------------------------
+    # --- how --------------------------------------------------------------------------------------
 
     def _append(self, branch: Branch, value: Expression | str) -> None:
         if isinstance(value, str):

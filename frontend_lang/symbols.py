@@ -66,12 +66,12 @@ class Symbol(str):
         return super().__getattribute__(name)
 
     def __add__(self, other: str, /) -> Symbol:
-        if not isinstance(other, str):
+        if not isinstance(other, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             return NotImplemented
         return Symbol(str.__add__(self, other))
 
     def __radd__(self, other: str) -> Symbol:
-        if not isinstance(other, str):
+        if not isinstance(other, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             return NotImplemented
         return Symbol(str.__add__(other, self))
 
@@ -125,7 +125,7 @@ class Symbol(str):
     def __mul__(self, value: SupportsIndex, /) -> str:
         _refuse("arithmetic")
 
-    __rmul__ = __mul__
+    __rmul__ = __mul__  # pyright: ignore
     __sub__ = __rsub__ = __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mul__
     __pow__ = __rpow__ = __neg__ = __abs__ = __mul__
 

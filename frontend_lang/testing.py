@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from ramet.runtime.program.executor import GenResult, OnDelta, SelectResult
 from ramet.runtime.program.instructions import ChoicesMethod
@@ -59,6 +59,7 @@ class _Script:
             )
         if isinstance(found, (list, tuple)):
             index = self.used.get(call.name, 0)
+            found = list(cast("Sequence[Any]", found))
             if index >= len(found):
                 raise ProgramError(f"the script has only {len(found)} answers for {call.name!r}")
             self.used[call.name] = index + 1
@@ -172,7 +173,7 @@ class _ScriptedContext:
         if isinstance(answer, int) and 0 <= answer < len(choices):
             index = answer
         elif answer in choices:
-            index = list(choices).index(answer)
+            index = list(choices).index(str(answer))
         else:
             raise BadInputError(f"the answer {answer!r} for {name!r} is none of {list(choices)!r}")
         self._text += choices[index]

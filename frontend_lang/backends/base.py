@@ -66,6 +66,7 @@ class Backend(ABC):
 
     def shutdown(self) -> None:
         """Let go of connections and processes. Idempotent."""
+        return
 
     def __enter__(self) -> Any:
         return self

@@ -52,7 +52,8 @@ class LocalSession(Session):
         try:
             if self._interpreter is None:
                 self._start()
-            self._interpreter.feed(instructions, closed)
+            interpreter: Any = self._interpreter
+            interpreter.feed(instructions, closed)
         except RametError as error:
             self.store.fail(ErrorInfo.of(error))
             self._cancel()

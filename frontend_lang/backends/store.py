@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ramet.runtime.program.events import (
-    Done,
     Event,
     Failed,
     Synced,
@@ -27,7 +26,7 @@ class EventStore:
     """Filled from the IO thread, read from any thread and from any asyncio loop.
 
     ``values`` is keyed by (op, name), ``synced`` by op. ``deltas`` holds every text delta in the
-    order it came. ``fatal`` is what ended all of the program; values that came before stay readable.
+    order it came. ``fatal`` is what ended all of the program; what came before stays readable.
     """
 
     def __init__(self) -> None:

@@ -1,0 +1,216 @@
+"""One connection to a gateway: the handshake, messages both ways, and noticing that it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+from ramet.runtime.program.events import Done, Event
+from ramet.runtime.protocol import BackendError, ErrorInfo
+from ramet.runtime.protocol.codec import client_codec, gateway_codec
+from ramet.runtime.protocol.messages import (
+    PROTOCOL_VERSION,
+    ClientMessage,
+    Control,
+    ControlReply,
+    Generated,
+    GenerateFailed,
+    Hello,
+    ProgramEvents,
+    Refused,
+    Welcome,
+)
+from zmq.utils.monitor import parse_monitor_message
+
+from .store import EventStore
+
+HEARTBEAT_MS = 1000
+SILENCE_MS = 3000
+MAX_MESSAGE_BYTES = 64 << 20
+"""The largest message that a gateway takes."""
+
+_events: msgspec.msgpack.Decoder[list[Event]] = msgspec.msgpack.Decoder(list[Event])
+OnGenerated = Callable[[Generated | ErrorInfo], None]
+
+
+class Connection:
+    """Lives in the IO loop; every method is called there. ``lost`` says why it is of no more use.
+
+    When the server's socket closes, stops answering libzmq's heartbeats, or refuses a message,
+    everything that waits here fails with a `BackendError`.
+    """
+
+    def __init__(self, address: str, api_key: str | None, server_key: str | None) -> None:
+        self.address = address
+        self.api_key = api_key
+        self.lost: ErrorInfo | None = None
+        self.programs: dict[int, EventStore] = {}
+        self.requests: dict[str, OnGenerated] = {}
+        self.registered: dict[int, tuple[int, object]] = {}
+        self.numbers = itertools.count(1)
+        self._controls: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
+        self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
+        self._socket: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+        self._set_options(server_key)
+        self._monitor: zmq.asyncio.Socket = self._socket.get_monitor_socket(
+            zmq.EVENT_DISCONNECTED
+            | zmq.EVENT_CLOSED
+            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def _set_options(self, server_key: str | None) -> None:
+        socket = self._socket
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TTL, 15_000)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.IPV6, 1)
+        if server_key is not None:
+            public, secret = zmq.curve_keypair()
+            socket.setsockopt(zmq.CURVE_SERVERKEY, server_key.encode())
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+
+    async def open(self, timeout: float) -> Welcome:
+        """Connect and shake hands. Raises `BackendError`: no answer, refused, not an address."""
+        try:
+            self._socket.connect(self.address)
+        except zmq.ZMQError as error:
+            self.close(ErrorInfo("backend", f"cannot connect to {self.address}: {error}"))
+            raise BackendError(f"cannot connect to {self.address}: {error}") from None
+        loop = asyncio.get_running_loop()
+        for work in (self._read(), self._write(), self._watch()):
+            self._tasks.append(loop.create_task(work))
+        self.send(Hello(version=PROTOCOL_VERSION, client="ramet", api_key=self.api_key))
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._welcome), timeout)
+        except TimeoutError:
+            message = f"no ramet server answers at {self.address} within {timeout:g} s"
+            self.close(ErrorInfo("backend", message))
+            raise BackendError(message) from None
+        except BackendError as error:
+            self.close(ErrorInfo.of(error))
+            raise
+
+    def send(self, message: ClientMessage) -> None:
+        """Queue a message. Raises `BackendError` for one too large to be taken."""
+        data = client_codec.encode(message)
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise BackendError(
+                f"a message of {len(data)} bytes is too large to send; the limit is "
+                f"{MAX_MESSAGE_BYTES}"
+            )
+        self._outbox.put_nowait(data)
+
+    async def control(self, op: Any) -> dict[str, Any]:
+        """Ask, and wait for the answer."""
+        if self.lost is not None:
+            raise self.lost.exception()
+        number = next(self.numbers)
+        reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._controls[number] = reply
+        self.send(Control(id=number, op=op))
+        try:
+            return await reply
+        finally:
+            self._controls.pop(number, None)
+
+    def close(self, error: ErrorInfo) -> None:
+        """Give up the connection: everything that waits fails with ``error``."""
+        if self.lost is not None:
+            return
+        self.lost = error
+        for task in self._tasks:
+            task.cancel()
+        self._fail_all(error)
+        self._socket.disable_monitor()
+        self._socket.close(0)
+
+    def _fail_all(self, error: ErrorInfo) -> None:
+        programs, self.programs = self.programs, {}
+        requests, self.requests = self.requests, {}
+        for store in programs.values():
+            store.fail(error)
+        for tell in requests.values():
+            tell(error)
+        for future in (self._welcome, *self._controls.values()):
+            if not future.done():
+                future.set_exception(error.exception())
+        if not self._welcome.cancelled():
+            self._welcome.exception()  # seen: nobody need wait for it
+
+    async def _write(self) -> None:
+        while True:
+            await self._socket.send(await self._outbox.get())
+
+    async def _read(self) -> None:
+        while True:
+            frames: list[bytes] = await self._socket.recv_multipart()
+            try:
+                self._take(gateway_codec.decode(frames[-1]))
+            except BackendError as error:
+                self.close(ErrorInfo("backend", f"{self.address} spoke nonsense: {error}"))
+                return
+
+    async def _watch(self) -> None:
+        while True:
+            event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
+            if event in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED):
+                if not self._welcome.done():
+                    continue  # it is not up yet: libzmq tries again until the handshake's time-out
+                why = "is gone: the connection was lost"
+            else:
+                why = "refused the encrypted handshake (wrong or missing server key)"
+            self.close(ErrorInfo("backend", f"the ramet server at {self.address} {why}"))
+            return
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, ProgramEvents):
+            self._program(message)
+        elif isinstance(message, (Generated, GenerateFailed)):
+            failed = isinstance(message, GenerateFailed)
+            tell = self.requests.get(message.rid)
+            if failed or message.done:
+                self.requests.pop(message.rid, None)
+            if tell is not None:
+                tell(message.error if isinstance(message, GenerateFailed) else message)
+        elif isinstance(message, ControlReply):
+            reply = self._controls.get(message.id)
+            if reply is not None and not reply.done():
+                if message.error is not None:
+                    reply.set_exception(message.error.exception())
+                else:
+                    reply.set_result(message.data)
+        elif isinstance(message, Welcome):
+            if not self._welcome.done():
+                self._welcome.set_result(message)
+        elif isinstance(message, Refused):
+            self._refused(message.error)
+
+    def _refused(self, error: ErrorInfo) -> None:
+        """A refusal does not say of what: all that waits fails, as nobody may wait for ever."""
+        message = f"the ramet server at {self.address} refused: {error.message}"
+        self._fail_all(ErrorInfo("backend", message, error.where, error.param))
+
+    def _program(self, message: ProgramEvents) -> None:
+        store = self.programs.get(message.pid)
+        if store is None:
+            return
+        try:
+            events = _events.decode(message.events)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise BackendError(f"malformed events: {error}") from None
+        if events and isinstance(events[-1], Done):
+            self.programs.pop(message.pid, None)
+        store.feed(events)

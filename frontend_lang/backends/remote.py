@@ -1,0 +1,186 @@
+"""Programs that run in a ramet server, reached over ZMQ."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ramet.runtime.program.instructions import Instruction, Program
+from ramet.runtime.protocol import BackendError, ErrorInfo, RametError
+from ramet.runtime.protocol.codec import raw
+from ramet.runtime.protocol.messages import (
+    AppendProgram,
+    CancelProgram,
+    OpenProgram,
+    RegisterProgram,
+    Welcome,
+)
+
+from . import _loop
+from .base import Opening, Session
+from .generation import GeneratingBackend
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+CONNECT_SECONDS = 10.0
+
+
+class RemoteBackend(GeneratingBackend):
+    """Talks to one gateway; connects at once, and anew at the next use after the server was gone.
+
+    Raises `BackendError` where no server answers. ``server_key`` is the server's CURVE public key.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        api_key: str | None = None,
+        *,
+        server_key: str | None = None,
+        timeout: float = CONNECT_SECONDS,
+    ) -> None:
+        self.address = address
+        self._api_key = api_key
+        self._server_key = server_key
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+        self._welcome: Welcome | None = None
+        self._closed = False
+        self._tokenizer: Any = None
+        self.connection()
+
+    @property
+    def model(self) -> str:
+        """The name of the model that runs there."""
+        return self._welcome.model if self._welcome is not None else ""
+
+    @property
+    def context_length(self) -> int:
+        """How many tokens a prompt and its answer may have together."""
+        return self._welcome.context_length if self._welcome is not None else 0
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer: encode, decode, token_bytes, eos_ids, apply_chat_template. Needs
+        the model's files on this machine."""
+        if self._tokenizer is None:
+            folder = self._welcome.tokenizer if self._welcome is not None else None
+            if folder is None:
+                raise BackendError(f"{self.address} does not tell where its tokenizer is")
+            from ramet.runtime.gateway.tokenizer import Tokenizer
+            from ramet.runtime.model.store import resolve
+
+            self._tokenizer = Tokenizer.from_files(resolve(folder, fetch=False))
+        return self._tokenizer
+
+    def connection(self) -> Connection:
+        """The living connection; made anew if the last one was lost."""
+        found = self._connection
+        if found is not None and found.lost is None:
+            return found
+        with self._lock:
+            found = self._connection
+            if self._closed:
+                raise BackendError(f"this backend ({self.address}) was shut down")
+            if found is None or found.lost is not None:
+                self._check_alive()
+                found, self._welcome = _loop.run(self._connect())
+                self._connection = found
+            return found
+
+    async def _connect(self) -> tuple[Connection, Welcome]:
+        from .connection import Connection
+
+        connection = Connection(self.address, self._api_key, self._server_key)
+        welcome = await connection.open(self._timeout)
+        return connection, welcome
+
+    def _check_alive(self) -> None:
+        """Raise why connecting makes no sense."""
+
+    def open(self, opening: Opening) -> Session:
+        return RemoteSession(self.connection(), opening)
+
+    def flush_cache(self) -> None:
+        _loop.run(self.connection().control("flush_cache"))
+
+    def server_info(self) -> dict[str, Any]:
+        return _loop.run(self.connection().control("server_info"))
+
+    def shutdown(self) -> None:
+        self._drop(ErrorInfo("backend", f"this backend ({self.address}) was shut down"))
+
+    def _drop(self, error: ErrorInfo) -> None:
+        self._closed = True
+        connection = self._connection
+        if connection is not None and connection.lost is None:
+            _loop.soon(connection.close, error)
+
+
+class RemoteSession(Session):
+    """Programs' messages are encoded by the caller and sent by the IO loop."""
+
+    def __init__(self, connection: Connection, opening: Opening) -> None:
+        super().__init__()
+        self._connection = connection
+        self._opening = opening
+        self._pid = next(connection.numbers)
+        self._opened = False
+
+    def send(self, instructions: Sequence[Instruction], closed: bool) -> None:
+        opening = self._opening
+        if self._opened:
+            data = raw(list(instructions))
+            message = AppendProgram(pid=self._pid, instructions=data, closed=closed)
+            _loop.soon(self._post, message)
+            return
+        self._opened = True
+        fields: dict[str, Any] = {
+            "pid": self._pid,
+            "args": opening.args,
+            "sampling": opening.sampling,
+            "stream": opening.stream,
+            "closed": closed,
+            "cache_salt": opening.cache_salt,
+        }
+        if opening.registered is None:
+            program = Program(instructions=tuple(instructions), name=opening.name)
+            fields["program"] = raw(program)
+        _loop.soon(self._open, fields)
+
+    def cancel(self) -> None:
+        if self._opened:
+            _loop.soon(self._post, CancelProgram(pid=self._pid))
+
+    def _open(self, fields: dict[str, Any]) -> None:
+        if self._connection.lost is not None:
+            self.store.fail(self._connection.lost)
+            return
+        self._connection.programs[self._pid] = self.store
+        if self._opening.registered is not None:
+            fields["key"] = self._key(self._opening.registered)
+        self._post(OpenProgram(**fields))
+
+    def _key(self, program: Program) -> int:
+        """The key under which the gateway knows a compiled program; told to it if need be."""
+        known = self._connection.registered
+        if id(program) not in known:
+            key = next(self._connection.numbers)
+            known[id(program)] = (key, program)
+            self._connection.send(RegisterProgram(key=key, program=raw(program)))
+        return known[id(program)][0]
+
+    def _post(self, message: Any) -> None:
+        if self._connection.lost is not None:
+            self.store.fail(self._connection.lost)
+            return
+        try:
+            self._connection.send(message)
+        except RametError as error:
+            self._connection.programs.pop(self._pid, None)
+            self.store.fail(ErrorInfo.of(error))
+            if not isinstance(message, OpenProgram):
+                self._connection.send(CancelProgram(pid=self._pid))
