@@ -20,16 +20,21 @@ def rope_table(
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
-    """[R/2] float32 radians a position, and what cosines and sines are multiplied by."""
+    """[R/2] float32 radians a position, and what cosines and sines are multiplied by.
+
+    An angle is position times frequency, so a last bit that differs here shows at far positions:
+    the order of operations is the one that models were trained with.
+    """
     size = int(head_dim * rope.partial_factor)
     exponents = torch.arange(0, size, 2, dtype=torch.float32) / size
-    plain = 1.0 / (rope.theta**exponents)
+    periods = rope.theta**exponents
+    plain = 1.0 / periods
     if rope.kind == "linear":
         return plain / rope.factor, 1.0
     if rope.kind == "llama3":
         return _llama3(rope, plain), 1.0
     if rope.kind == "yarn":
-        return _yarn(rope, plain, size), _yarn_scale(rope)
+        return _yarn(rope, periods), _yarn_scale(rope)
     if rope.kind == "factors":
         return plain / torch.tensor(rope.factors, dtype=torch.float32), 1.0
     return plain, 1.0
@@ -37,15 +42,17 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, 
 
 def _llama3(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
     """Long wavelengths are stretched by the factor, short ones kept, those between blended."""
-    turns = rope.original_context * plain / (2 * math.pi)
+    turns = rope.original_context / (2 * math.pi / plain)
     span = rope.high_freq_factor - rope.low_freq_factor
     keep = ((turns - rope.low_freq_factor) / span).clamp(0.0, 1.0)
     return (1 - keep) * plain / rope.factor + keep * plain
 
 
-def _yarn(rope: RopeConfig, plain: torch.Tensor, size: int) -> torch.Tensor:
+def _yarn(rope: RopeConfig, periods: torch.Tensor) -> torch.Tensor:
     """Dims that turn more than ``beta_fast`` times over the first context are kept, those that turn
     less than ``beta_slow`` times are stretched, with a ramp between."""
+
+    size = 2 * len(periods)
 
     def dim_of(turns: float) -> float:
         wavelengths = rope.original_context / (turns * 2 * math.pi)
@@ -58,8 +65,8 @@ def _yarn(rope: RopeConfig, plain: torch.Tensor, size: int) -> torch.Tensor:
     if low == high:
         high += 0.001  # a ramp of no width would divide by zero
     ramp = torch.arange(size // 2, dtype=torch.float32)
-    stretched = ((ramp - low) / (high - low)).clamp(0.0, 1.0)
-    return plain / rope.factor * stretched + plain * (1 - stretched)
+    kept = 1 - ((ramp - low) / (high - low)).clamp(0.0, 1.0)
+    return 1.0 / (rope.factor * periods) * (1 - kept) + 1.0 / periods * kept
 
 
 def _yarn_scale(rope: RopeConfig) -> float:
