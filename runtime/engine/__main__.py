@@ -39,19 +39,14 @@ def _assemble(config, address):  # type: ignore[no-untyped-def]
     from ..memory.kv_memory import KVMemory
     from ..model.build import PAGE, build_runner, device_of, step_tokens_of
     from ..model.store import resolve
-    from ..protocol.errors import ModelError
     from ..scheduler.scheduler import Limits, Scheduler
     from .connections import Connections
     from .loop import Engine
 
     files = resolve(config.model_path)
     runner = build_runner(config, files, tell_stage)
-    try:
-        token_bytes = Tokenizer.from_files(files).bytes_table
-    except ModelError:
-        if files.kind != "config":
-            raise
-        token_bytes = []  # random weights without a tokenizer: ids in, ids out
+    source = resolve(config.tokenizer_path) if config.tokenizer_path else None
+    token_bytes = Tokenizer.from_files(files, source=source).bytes_table
     memory = KVMemory(
         runner.num_slots - PAGE,
         PAGE,

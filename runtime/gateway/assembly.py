@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import ipaddress
 import random
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import zmq
 from ..config import EngineConfig
 from ..model.store import resolve
 from ..protocol.errors import BackendError, BadInputError
+from ..version import version
 from .context import EngineExecutor
 from .curve import server_keys
 from .engine_client import EngineClient
@@ -63,7 +63,7 @@ async def assemble(config: EngineConfig, engine_address: str, binds: list[str]) 
         socket,
         executor,
         model=config.model_name,
-        version=importlib.metadata.version("ramet"),
+        version=version(),
         tokenizer_folder=folder,
         api_key=config.api_key,
         limits=limits,
