@@ -193,3 +193,8 @@ def make_world():
 @pytest.fixture(scope="session")
 def expected():
     return expected_output
+
+
+@pytest.fixture(scope="session")
+def simulated_runner():
+    return SimulatedRunner

@@ -1,0 +1,338 @@
+"""The engine process's loop over a simulated runner and real sockets."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import zmq
+from ramet.runtime.engine.connections import Connections
+from ramet.runtime.engine.loop import Engine
+from ramet.runtime.memory.kv_memory import KVMemory
+from ramet.runtime.protocol.codec import engine_codec, reply_codec
+from ramet.runtime.protocol.messages import (
+    Abort,
+    Answer,
+    Ask,
+    Beat,
+    Credit,
+    EngineSampling,
+    NeedTokens,
+    Release,
+    StepOut,
+    Submit,
+)
+from ramet.runtime.scheduler.scheduler import Limits, Scheduler
+
+VOCAB = 26
+TOKEN_BYTES = [bytes([97 + i]) for i in range(VOCAB)]
+
+
+class _Ticket:
+    def __init__(self, result):
+        self._result = result
+
+    def ready(self):
+        return True
+
+    def result(self):
+        return self._result
+
+
+class _Runner:
+    def __init__(self, inner, asynchronous, delay):
+        self.inner, self.asynchronous, self.delay = inner, asynchronous, delay
+        self.vocab_size = VOCAB
+        self.nan_rows: set[int] = set()
+
+    def launch(self, batch):
+        time.sleep(self.delay)
+        result = self.inner.launch(batch)
+        for i, item in enumerate(batch.samples.tolist()):
+            if int(batch.rows[item]) in self.nan_rows:
+                result.bad[i] = True
+        if batch.want_logprobs:
+            result.logprobs = -result.tokens.astype(np.float32)
+        return _Ticket(result)
+
+    def close(self):
+        pass
+
+
+class Client:
+    """What a gateway does, in thirty lines."""
+
+    def __init__(self, context, address, credits=1000):
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.connect(address)
+        self.tokens: dict[int, list[int]] = {}
+        self.logprobs: dict[int, list[float]] = {}
+        self.finished = {}
+        self.need: list[int] = []
+        self.answers = {}
+        self.messages = 0
+        self.beats = 0
+        if credits:
+            self.send(Credit(steps=credits))
+
+    def send(self, message):
+        self.socket.send(engine_codec.encode(message))
+
+    def submit(self, rid, prompt, new=4, *, base=None, base_len=0, keep=None, **sampling):
+        self.send(
+            Submit(
+                rid=rid,
+                ids=np.array(prompt, np.int32).tobytes(),
+                sampling=EngineSampling(max_new_tokens=new, **sampling),
+                base=base,
+                base_len=base_len,
+                keep=keep,
+            )
+        )
+
+    def pump(self, until, seconds=10.0):
+        deadline = time.monotonic() + seconds
+        while not until():
+            assert time.monotonic() < deadline, "nothing more comes"
+            if self.socket.poll(50):
+                self._take(reply_codec.decode(self.socket.recv()))
+
+    def _take(self, message):
+        match message:
+            case StepOut():
+                self.messages += 1
+                logprobs = np.frombuffer(message.logprobs or b"", "<f4")
+                rids = np.frombuffer(message.rids, "<i8").tolist()
+                for i, (rid, token) in enumerate(
+                    zip(rids, np.frombuffer(message.tokens, "<i4").tolist())
+                ):
+                    self.tokens.setdefault(rid, []).append(token)
+                    if len(logprobs):
+                        self.logprobs.setdefault(rid, []).append(float(logprobs[i]))
+                for finish in message.finished:
+                    self.finished[finish.rid] = finish
+            case NeedTokens():
+                self.need.append(message.rid)
+            case Answer():
+                self.answers[message.id] = message
+            case Beat():
+                self.beats += 1
+
+    def run(self, rid, prompt, new=4, **more):
+        self.submit(rid, prompt, new, **more)
+        self.pump(lambda: rid in self.finished)
+        return self.tokens.get(rid, [])
+
+    def ask(self, number, op):
+        self.send(Ask(id=number, op=op))
+        self.pump(lambda: number in self.answers)
+        return self.answers[number]
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "overlap"])
+def started(request, tmp_path, simulated_runner):
+    address = f"ipc://{tmp_path}/engine"
+    memory = KVMemory(512, 16)
+    scheduler = Scheduler(Limits(max_rows=4, context_length=256, step_tokens=64), memory)
+    runner = _Runner(simulated_runner(512, 16, 4, 256, VOCAB), request.param, 0.001)
+    engine = Engine(runner, scheduler, Connections(address, memory.tree), TOKEN_BYTES)
+    thread = threading.Thread(target=engine.run, daemon=True)
+    thread.start()
+    context = zmq.Context()
+    clients: list[Client] = []
+
+    def connect(**kw):
+        clients.append(Client(context, address, **kw))
+        return clients[-1]
+
+    yield engine, connect
+    engine.stop()
+    thread.join(5)
+    for client in clients:
+        client.socket.close(0)
+    context.term()
+    scheduler.assert_consistent()
+
+
+def test_tokens_come_and_requests_end_by_length(started, expected):
+    _, connect = started
+    client = connect()
+    assert client.run(1, [1, 2, 3], 6) == expected([1, 2, 3], 6, VOCAB)
+    finish = client.finished[1]
+    assert (finish.reason, finish.prompt_tokens, finish.cached_tokens) == ("length", 3, 0)
+
+
+def test_a_stop_id_ends_it_and_is_the_last_token(started, expected):
+    _, connect = started
+    client = connect()
+    want = expected([1, 2, 3], 10, VOCAB)
+    tokens = client.run(1, [1, 2, 3], 10, stop_ids=(want[4],))
+    assert tokens == want[: want.index(want[4]) + 1]
+    assert client.finished[1].reason == "stop"
+    assert client.finished[1].matched == want[4]
+
+
+def test_stop_ids_do_not_count_before_the_minimum(started, expected):
+    _, connect = started
+    client = connect()
+    want = expected([1, 2, 3], 10, VOCAB)
+    tokens = client.run(1, [1, 2, 3], 10, stop_ids=(want[0],), min_new_tokens=1)
+    assert len(tokens) > 1
+
+
+def test_a_stop_string_over_two_tokens_says_where_it_began(started, expected):
+    _, connect = started
+    client = connect()
+    want = expected([5], 12, VOCAB)
+    text = b"".join(TOKEN_BYTES[t] for t in want)
+    stop = text[5:7]
+    begin = text.index(stop)
+    tokens = client.run(1, [5], 12, stops=(stop, b"@never"))
+    finish = client.finished[1]
+    assert (finish.reason, finish.matched, finish.text_bytes) == ("stop", stop, begin)
+    assert len(tokens) == begin + 2
+
+
+def test_handles_continue_a_stream(started, expected):
+    _, connect = started
+    client = connect()
+    first = client.run(1, [1, 2, 3, 4], 5, keep=7)
+    again = client.run(2, [9], 5, base=7, base_len=9)
+    assert again == expected([1, 2, 3, 4, *first, 9], 5, VOCAB)
+    assert client.finished[2].cached_tokens >= 8
+
+
+def test_a_handle_that_is_not_there_asks_for_tokens(started):
+    _, connect = started
+    client = connect()
+    client.submit(1, [9], base=3, base_len=5)
+    client.pump(lambda: client.need == [1])
+    client.run(2, [1, 2, 3], keep=3)
+    client.submit(3, [9], base=3, base_len=99)
+    client.pump(lambda: client.need == [1, 3])
+    client.send(Release(handles=[3, 44]))
+    client.submit(4, [9], base=3, base_len=2)
+    client.pump(lambda: client.need == [1, 3, 4])
+
+
+def test_an_abort_is_exact_and_quick(started):
+    engine, connect = started
+    client = connect()
+    client.submit(1, [1, 2], 200)
+    client.submit(11, [1, 2], 200)
+    client.pump(lambda: len(client.tokens.get(1, [])) > 2)
+    client.send(Abort(rids=[1, 999]))
+    client.pump(lambda: 1 in client.finished)
+    assert client.finished[1].reason == "abort"
+    assert 11 not in client.finished
+    client.send(Abort(rids=[11]))
+    client.pump(lambda: 11 in client.finished)
+    info = client.ask(1, "info").data
+    assert info["pages"]["held"] == 0
+    assert info["requests"] == {"running": 0, "waiting": 0}
+
+
+def test_without_credit_steps_are_merged_not_lost(started, expected):
+    _, connect = started
+    client = connect(credits=0)
+    client.submit(1, [1, 2, 3], 30)
+    time.sleep(0.3)
+    client.send(Credit(steps=1))
+    client.pump(lambda: 1 in client.finished)
+    assert client.tokens[1] == expected([1, 2, 3], 30, VOCAB)
+    assert client.messages == 1
+
+
+def test_each_connection_hears_only_of_its_own(started, expected):
+    _, connect = started
+    one, two = connect(), connect()
+    one.submit(1, [1], 20, logprobs=True)
+    two.submit(1, [2], 20)
+    one.pump(lambda: 1 in one.finished)
+    two.pump(lambda: 1 in two.finished)
+    assert one.tokens[1] == expected([1], 20, VOCAB)
+    assert two.tokens[1] == expected([2], 20, VOCAB)
+    assert one.logprobs[1] == [-float(t) for t in one.tokens[1]]
+
+
+def test_a_lost_gateway_frees_its_work(started):
+    engine, connect = started
+    client, other = connect(), connect()
+    client.submit(1, [1, 2, 3], 200, keep=1)
+    client.pump(lambda: len(client.tokens.get(1, [])) > 2)
+    client.socket.close(0)
+    deadline = time.monotonic() + 5
+    while other.ask(int(time.monotonic() * 1e6), "info").data["requests"]["running"]:
+        assert time.monotonic() < deadline
+    assert other.ask(1, "info").data["pages"]["held"] == 0
+
+
+def test_a_bad_request_fails_alone(started):
+    _, connect = started
+    client = connect()
+    client.submit(1, [1, 99], 4)
+    client.submit(2, list(range(20)) * 20, 4)
+    client.submit(3, [], 4)
+    client.submit(4, [1], 300)
+    client.pump(lambda: {1, 2, 3, 4} <= set(client.finished))
+    assert "token ids must be in [0, 26)" in client.finished[1].error.message
+    assert client.finished[2].error.kind == "context_length"
+    assert "empty" in client.finished[3].error.message
+    assert "301" in client.finished[4].error.message or "300" in client.finished[4].error.message
+    assert len(client.run(5, [1], 4)) == 4
+
+
+def test_a_request_id_in_use_is_refused(started):
+    _, connect = started
+    client = connect()
+    client.submit(1, [1], 200)
+    client.pump(lambda: len(client.tokens.get(1, [])) > 1)
+    client.submit(1, [2], 4)
+    client.pump(lambda: 1 in client.finished)
+    assert "in use" in client.finished[1].error.message
+
+
+def test_nan_logits_fail_their_own_request(started):
+    engine, connect = started
+    client = connect()
+    engine.runner.nan_rows = {0}
+    client.submit(1, [1], 50)
+    client.submit(2, [2], 50)
+    client.pump(lambda: {1, 2} <= set(client.finished))
+    failed = [rid for rid in (1, 2) if client.finished[rid].error is not None]
+    assert len(failed) == 1
+    assert "NaN" in client.finished[failed[0]].error.message
+
+
+def test_flush_refuses_while_in_use_and_forgets_when_idle(started):
+    engine, connect = started
+    client = connect()
+    client.submit(1, [1, 2, 3], 200)
+    client.pump(lambda: len(client.tokens.get(1, [])) > 1)
+    assert "in use" in client.ask(1, "flush").error.message
+    client.send(Abort(rids=[1]))
+    client.pump(lambda: 1 in client.finished)
+    deadline = time.monotonic() + 5
+    number = 10
+    while client.ask(number, "flush").error is not None:
+        number += 1
+        assert time.monotonic() < deadline
+    pages = client.ask(2, "info").data["pages"]
+    assert pages["free"] == pages["total"]
+
+
+def test_garbage_does_not_stop_the_loop(started):
+    _, connect = started
+    client = connect()
+    client.socket.send(b"\xff\x00 not msgpack")
+    client.socket.send_multipart([b"a", b"b", b""])
+    assert len(client.run(1, [1], 3)) == 3
+
+
+def test_beats_come_when_idle(started):
+    _, connect = started
+    client = connect()
+    client.pump(lambda: client.beats >= 2, seconds=5)

@@ -1,0 +1,35 @@
+"""Stop strings on bytes, token by token."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from ramet.runtime.engine.stops import StopMatcher
+
+text = st.text("ab€", max_size=30).map(str.encode)
+stops = st.lists(st.text("ab€", min_size=1, max_size=4).map(str.encode), min_size=1, max_size=3)
+
+
+def first_completed(data: bytes, wanted) -> tuple[bytes, int] | None:
+    for end in range(1, len(data) + 1):
+        found = [s for s in wanted if data[:end].endswith(s)]
+        if found:
+            longest = max(found, key=len)
+            return longest, end - len(longest)
+    return None
+
+
+@given(data=text, wanted=stops, cuts=st.lists(st.integers(0, 90), max_size=20))
+def test_any_split_finds_the_stop_that_completes_first(data, wanted, cuts):
+    edges = sorted({0, len(data), *(c for c in cuts if c < len(data))})
+    matcher = StopMatcher(tuple(wanted))
+    hit = None
+    for begin, end in zip(edges, edges[1:]):
+        hit = matcher.push(data[begin:end])
+        if hit is not None:
+            break
+    want = first_completed(data, wanted)
+    if want is None:
+        assert hit is None
+    else:
+        assert hit == want
