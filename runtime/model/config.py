@@ -41,6 +41,13 @@ class RopeConfig:
     """``factors``: [rotary_dim / 2] divisors of the inverse frequencies; some GGUFs carry them."""
 
 
+def scale_of(scalar: float) -> float:
+    """1/√scalar, what scores are multiplied by. Raises `ModelError` for a scalar that has none."""
+    if not scalar > 0:
+        raise ModelError(f"attention cannot be scaled by 1/√{scalar:g}")
+    return float(scalar) ** -0.5
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """One decoder-only model. Sizes count elements; windows and contexts count tokens."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..protocol.errors import ModelError
-from .config import ModelConfig, RopeConfig
+from .config import ModelConfig, RopeConfig, scale_of
 from .loader.gguf import GGUFFile
 
 _KNOWN = ("llama", "qwen2", "qwen3", "gemma3")
@@ -96,20 +96,21 @@ class _Values:
 
 def _vocab_size(gguf: GGUFFile, values: _Values) -> int:
     embedding = gguf.tensors.get("token_embd.weight")
-    if embedding is not None and embedding.shape:
+    if embedding is not None and len(embedding.shape) == 2:
         return embedding.shape[0]
-    return values.integer("vocab_size", len(gguf.metadata.get("tokenizer.ggml.tokens", ())))
+    tokens = gguf.metadata.get("tokenizer.ggml.tokens")
+    return values.integer("vocab_size", len(tokens) if isinstance(tokens, list) else None)
 
 
 def _attn_scale(name: str, hidden: int, heads: int, head_dim: int, layers: int) -> float:
     """Gemma 3 of 27B (62 layers) alone divides by another number than the head's size."""
-    scalar = hidden // heads if name == "gemma3" and layers == 62 else head_dim
-    return float(scalar) ** -0.5
+    scalar = hidden / max(heads, 1) if name == "gemma3" and layers == 62 else head_dim
+    return scale_of(scalar)
 
 
 def _rope(gguf: GGUFFile, values: _Values, head_dim: int, context: int) -> RopeConfig:
     theta = values.number("rope.freq_base", 10_000.0)
-    partial = values.integer("rope.dimension_count", head_dim) / head_dim
+    partial = values.integer("rope.dimension_count", head_dim) / max(head_dim, 1)
     factors = gguf.tensors.get("rope_freqs.weight")
     if factors is not None and factors.type == "F32":
         divisors = tuple(float(x) for x in gguf.raw(factors.name).view(np.float32))

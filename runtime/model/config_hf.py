@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..protocol.errors import ModelError
-from .config import Activation, ModelConfig, RopeConfig
+from .config import Activation, ModelConfig, RopeConfig, scale_of
 
 _ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -71,7 +71,7 @@ def read_hf(config: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
         act=_activation(text),
         norm_offset=1.0 if gemma else 0.0,
         embed_scale=float(hidden) ** 0.5 if gemma else 1.0,
-        attn_scale=scalar**-0.5,
+        attn_scale=scale_of(scalar),
         post_norms=gemma,
         sliding_window=window,
         sliding_layers=sliding,

