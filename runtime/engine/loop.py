@@ -232,7 +232,9 @@ class Engine:
                 self._finish(request, "abort", error=ErrorInfo.of(error))
             elif stopped[i]:
                 self._finish(request, "stop", matched=int(tokens[i]))
-            elif rows.stop_strings[at[i]] and (hit := self._match(request, tokens[i], made[i])):
+            elif rows.stop_strings[at[i]] and (
+                hit := self._match(request, int(tokens[i]), int(made[i]))
+            ):
                 self._finish(request, "stop", matched=hit[0], text_bytes=hit[1])
             elif full[i]:
                 self._finish(request, "length")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ class Parts:
     tables: RequestTables
     staging: Staging
     scratch_row: int
-    pool: tuple[int, int]
+    pool: Any
     """The memory pool that all graphs share: they never run at the same time."""
 
 

@@ -64,7 +64,7 @@ class _Runner:
 class Client:
     """What a gateway does, in thirty lines."""
 
-    def __init__(self, context, address, credits=1000):
+    def __init__(self, context, address, credit=1000):
         self.socket = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.connect(address)
@@ -75,8 +75,8 @@ class Client:
         self.answers = {}
         self.messages = 0
         self.beats = 0
-        if credits:
-            self.send(Credit(steps=credits))
+        if credit:
+            self.send(Credit(steps=credit))
 
     def send(self, message):
         self.socket.send(engine_codec.encode(message))
@@ -219,7 +219,7 @@ def test_a_handle_that_is_not_there_asks_for_tokens(started):
 
 
 def test_an_abort_is_exact_and_quick(started):
-    engine, connect = started
+    _, connect = started
     client = connect()
     client.submit(1, [1, 2], 200)
     client.submit(11, [1, 2], 200)
@@ -237,7 +237,7 @@ def test_an_abort_is_exact_and_quick(started):
 
 def test_without_credit_steps_are_merged_not_lost(started, expected):
     _, connect = started
-    client = connect(credits=0)
+    client = connect(credit=0)
     client.submit(1, [1, 2, 3], 30)
     time.sleep(0.3)
     client.send(Credit(steps=1))
@@ -259,7 +259,7 @@ def test_each_connection_hears_only_of_its_own(started, expected):
 
 
 def test_a_lost_gateway_frees_its_work(started):
-    engine, connect = started
+    _, connect = started
     client, other = connect(), connect()
     client.submit(1, [1, 2, 3], 200, keep=1)
     client.pump(lambda: len(client.tokens.get(1, [])) > 2)
@@ -308,7 +308,7 @@ def test_nan_logits_fail_their_own_request(started):
 
 
 def test_flush_refuses_while_in_use_and_forgets_when_idle(started):
-    engine, connect = started
+    _, connect = started
     client = connect()
     client.submit(1, [1, 2, 3], 200)
     client.pump(lambda: len(client.tokens.get(1, [])) > 1)

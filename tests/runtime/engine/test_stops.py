@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 from ramet.runtime.engine.stops import StopMatcher
@@ -24,7 +26,7 @@ def test_any_split_finds_the_stop_that_completes_first(data, wanted, cuts):
     edges = sorted({0, len(data), *(c for c in cuts if c < len(data))})
     matcher = StopMatcher(tuple(wanted))
     hit = None
-    for begin, end in zip(edges, edges[1:]):
+    for begin, end in pairwise(edges):
         hit = matcher.push(data[begin:end])
         if hit is not None:
             break

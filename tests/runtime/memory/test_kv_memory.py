@@ -24,8 +24,8 @@ class Held:
 
 
 class MemoryMachine(RuleBasedStateMachine):
-    """Content of slots is simulated: each holds (namespace, prefix). Whatever the tree gives out must
-    lead to exactly the prefix asked for."""
+    """Content of slots is simulated: each holds (namespace, prefix). Whatever the tree gives out
+    must lead to exactly the prefix asked for."""
 
     def __init__(self):
         super().__init__()
