@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import triton
-from ramet.kernels import activation, embed, launch, norm, rope
+from ramet.kernels import activation, embed, launch, norm, rope, small_batch
 from ramet.kernels.attention import decode, extend, merge
 from ramet.kernels.attention.meta import AttentionMeta
 from triton.backends.compiler import GPUTarget
@@ -116,7 +116,7 @@ def meta_for(items: int, tokens: int, max_q: int, max_kv: int) -> AttentionMeta:
 
 def run_launchers(model: str) -> None:
     """Launch what a decode step of batch 1 and 64 and a prefill launch."""
-    hidden, inner, heads, kv_heads, dim, vocabulary, _ = MODELS[model]
+    hidden, inner, heads, kv_heads, dim, vocabulary, biased = MODELS[model]
     i32, i64 = torch.int32, torch.int64
     for tokens in (1, 64):
         x = empty(tokens, hidden)
@@ -132,6 +132,15 @@ def run_launchers(model: str) -> None:
         )  # fmt: skip
         q = empty(tokens, heads, dim)
         decode.decode(q, *caches, meta_for(tokens, tokens, 1, 8192), dim**-0.5, pdl=True)
+    for rows in (1, 8):
+        x, inside = empty(rows, hidden), empty(rows, inner)
+        qkv = (heads + 2 * kv_heads) * dim
+        extra = empty(qkv) if biased else None
+        small_batch.norm_linear(x, empty(hidden), 1e-5, empty(qkv, hidden), extra, pdl=True)
+        small_batch.linear_add(empty(rows, heads * dim), empty(hidden, heads * dim), x, pdl=True)
+        weight = empty(2 * inner, hidden)
+        small_batch.norm_gate_up(x, empty(hidden), 1e-5, weight, "silu", pdl=True)
+        small_batch.linear_add(inside, empty(hidden, inner), x, pdl=True)
     for tokens in (64, 8192):
         q = empty(tokens, heads, dim)
         extend.extend(q, *caches, meta_for(2, tokens, tokens, 8192), dim**-0.5)

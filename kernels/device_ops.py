@@ -1,0 +1,173 @@
+"""The operations of a decoder on a CUDA device: `Ops` by Triton kernels, and a few fused ones
+beyond it."""
+
+from __future__ import annotations
+
+import torch
+
+from . import activation, embed, linear, norm, rope
+from .attention.dispatch import attend
+from .attention.meta import AttentionMeta
+from .reference import sampling
+
+
+class DeviceOps:
+    """Nothing here reads a value back to the host, so all of it can be captured into a CUDA graph.
+
+    `pdl`: let each kernel be launched while the one before it still runs. `invariant`: attention
+    gives a token the same bits whatever the batch, the chunks or the cache, by one order of
+    summing. `k_scale`, `v_scale`: a float8 cache holds K and V divided by these.
+    """
+
+    def __init__(
+        self,
+        *,
+        pdl: bool = True,
+        invariant: bool = False,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+    ) -> None:
+        self.pdl = pdl
+        self.invariant = invariant
+        self.k_scale = k_scale
+        self.v_scale = v_scale
+
+    def embed(self, ids: torch.Tensor, weight: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        """See `Ops.embed`. Ids outside the table give zeros."""
+        return embed.embed(ids, weight, scale, pdl=self.pdl)
+
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0
+    ) -> torch.Tensor:
+        """See `Ops.rms_norm`."""
+        return norm.rms_norm(x, weight, eps, offset, pdl=self.pdl)
+
+    def add_rms_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        offset: float = 0.0,
+    ) -> torch.Tensor:
+        """See `Ops.add_rms_norm`."""
+        return norm.add_rms_norm(x, residual, weight, eps, offset, pdl=self.pdl)
+
+    def linear(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See `Ops.linear`."""
+        return linear.linear(x, weight, bias, pdl=self.pdl)
+
+    def norm_linear(
+        self,
+        x: torch.Tensor,
+        norm_weight: torch.Tensor,
+        eps: float,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        offset: float = 0.0,
+    ) -> torch.Tensor:
+        """`linear` of `rms_norm` of x [T, K]: one kernel for few rows. x is not changed."""
+        return linear.norm_linear(x, norm_weight, eps, weight, bias, offset, pdl=self.pdl)
+
+    def linear_add(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        residual: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """residual [T, N] += `linear` of x, in place; returns residual."""
+        return linear.linear_add(x, weight, residual, bias, pdl=self.pdl)
+
+    def norm_gate_up(
+        self,
+        x: torch.Tensor,
+        norm_weight: torch.Tensor,
+        eps: float,
+        weight: torch.Tensor,
+        act: str,
+        offset: float = 0.0,
+    ) -> torch.Tensor:
+        """`gate` of `linear` of `rms_norm` of x, weight [2 F, K]: [T, F]; one kernel for few
+        rows."""
+        return linear.norm_gate_up(x, norm_weight, eps, weight, act, offset, pdl=self.pdl)
+
+    def rope_write(
+        self,
+        qkv: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        cos_sin: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        q_norm: torch.Tensor | None = None,
+        k_norm: torch.Tensor | None = None,
+        eps: float = 1e-6,
+        offset: float = 0.0,
+    ) -> torch.Tensor:
+        """See `Ops.rope_write`. Negative slots write nothing."""
+        return rope.rope_write(
+            qkv, positions, slots, cos_sin, k_cache, v_cache, heads, kv_heads, head_dim,
+            q_norm, k_norm, eps, offset, k_scale=self.k_scale, v_scale=self.v_scale, pdl=self.pdl,
+        )  # fmt: skip
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        meta: AttentionMeta,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `Ops.attention`. Items without keys give zeros."""
+        return attend(
+            q, k_cache, v_cache, meta, scale, window, softcap, sinks, k_scale=self.k_scale,
+            v_scale=self.v_scale, invariant=self.invariant, pdl=self.pdl,
+        )  # fmt: skip
+
+    def attention_lse(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        meta: AttentionMeta,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Ops.attention_lse`. Items without keys have -inf."""
+        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        out = attend(
+            q, k_cache, v_cache, meta, scale, window, softcap, sinks, k_scale=self.k_scale,
+            v_scale=self.v_scale, lse=lse, invariant=self.invariant, pdl=self.pdl,
+        )  # fmt: skip
+        return out, lse
+
+    def gate(self, x: torch.Tensor, act: str) -> torch.Tensor:
+        """See `Ops.gate`."""
+        return activation.gate(x, act, pdl=self.pdl)
+
+    def softcap_(self, x: torch.Tensor, cap: float) -> torch.Tensor:
+        """See `Ops.softcap_`."""
+        return x.div_(cap).tanh_().mul_(cap)
+
+    greedy = staticmethod(sampling.greedy)
+    penalize_ = staticmethod(sampling.penalize_)
+    add_at_ = staticmethod(sampling.add_at_)
+    mask_ = staticmethod(sampling.mask_)
+    sample = staticmethod(sampling.sample)
+    uniform = staticmethod(sampling.uniform)
+    token_logprobs = staticmethod(sampling.token_logprobs)
+    top_logprobs = staticmethod(sampling.top_logprobs)
+
+
+OPS = DeviceOps()

@@ -1,0 +1,189 @@
+"""Products of a few rows with a whole weight matrix: the kernels behind `small_batch`.
+
+Both read each weight once, in order, and are bound by that. A program owns some outputs and all of
+K, so nothing is summed across programs. What surrounds the product in a decoder is done on the way:
+the RMS norm of x before it (its weight scales x, its root scales the sum afterwards, so x is read
+once), the bias, the gate or the residual after it. The first tile of weights is asked for before
+the kernel waits for the one that makes x.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .activation import activate
+from .launch import after_previous
+
+
+@triton.jit
+def epilogue(y, up, bias, out, column, place, mask, N, BIAS: tl.constexpr, ACT: tl.constexpr,
+             ADD: tl.constexpr):  # fmt: skip
+    """Bias, gate or residual, then the store of outputs `column` at `place`."""
+    if BIAS:
+        y += tl.load(bias + column, mask=mask, other=0.0).to(tl.float32)
+    if ACT != "":
+        if BIAS:
+            up += tl.load(bias + N + column, mask=mask, other=0.0).to(tl.float32)
+        y = activate(y, ACT) * up
+    if ADD:
+        y += tl.load(out + place, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + place, y.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def one_row_step(
+    w, u, x, norm, k, offset, acc, up, squares,
+    K: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """Take tile(s) w, u [BLOCK_N, BLOCK_K] at columns k into the sums."""
+    inside = (k < K) | EVEN
+    value = tl.load(x + k, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        squares += value * value
+        value *= tl.load(norm + k, mask=inside, other=0.0).to(tl.float32) + offset
+    acc += w.to(tl.float32) * value[None, :]
+    if GATED:
+        up += u.to(tl.float32) * value[None, :]
+    return acc, up, squares
+
+
+@triton.jit
+def one_row_kernel(
+    x,
+    weight,
+    bias,
+    norm,
+    out,
+    eps,
+    offset,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    NORM: tl.constexpr,
+    BIAS: tl.constexpr,
+    ACT: tl.constexpr,
+    ADD: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One row of x [K]: float32 products in the ordinary cores, each thread summing its own
+    columns."""
+    GATED: tl.constexpr = ACT != ""
+    EVEN: tl.constexpr = K % BLOCK_K == 0
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    there = n < N
+    k = tl.arange(0, BLOCK_K)
+    line = weight + n.to(tl.int64)[:, None] * K
+    second = line + tl.cast(N, tl.int64) * K
+    mask = there[:, None] & ((k < K) | EVEN)[None, :]
+    w = tl.load(line + k[None, :], mask=mask, other=0.0)
+    u = tl.load(second + k[None, :], mask=mask, other=0.0) if GATED else w
+    after_previous(PDL)
+    acc = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
+    up = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
+    squares = tl.zeros([BLOCK_K], dtype=tl.float32)
+    acc, up, squares = one_row_step(
+        w, u, x, norm, k, offset, acc, up, squares, K, EVEN, NORM, GATED
+    )
+    for first in tl.range(BLOCK_K, K, BLOCK_K, num_stages=STAGES):
+        column = first + k
+        mask = there[:, None] & ((column < K) | EVEN)[None, :]
+        w = tl.load(line + column[None, :], mask=mask, other=0.0)
+        u = tl.load(second + column[None, :], mask=mask, other=0.0) if GATED else w
+        acc, up, squares = one_row_step(
+            w, u, x, norm, column, offset, acc, up, squares, K, EVEN, NORM, GATED
+        )
+    y = tl.sum(acc, axis=1)
+    z = tl.sum(up, axis=1)
+    if NORM:
+        root = tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
+        y *= root
+        z *= root
+    epilogue(y, z, bias, out, n, n, there, N, BIAS, ACT, ADD)
+
+
+@triton.jit
+def few_rows_step(
+    w, u, x, norm, m, k, there, offset, acc, up, squares,
+    K: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """Take tile(s) w, u [SLICES, BLOCK_N, BLOCK_K] at columns k [SLICES, BLOCK_K] into the sums."""
+    inside = (k < K) | EVEN
+    mask = there[None, None, :] & inside[:, :, None]
+    value = tl.load(x + m[None, None, :] * K + k[:, :, None], mask=mask, other=0.0)
+    if NORM:
+        wide = value.to(tl.float32)
+        squares += wide * wide
+        gain = tl.load(norm + k, mask=inside, other=0.0).to(tl.float32) + offset
+        value = (wide * gain[:, :, None]).to(w.dtype)
+    acc = tl.dot(w, value, acc)
+    if GATED:
+        up = tl.dot(u, value, up)
+    return acc, up, squares
+
+
+@triton.jit
+def few_rows_kernel(
+    x,
+    weight,
+    bias,
+    norm,
+    out,
+    eps,
+    offset,
+    rows,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SLICES: tl.constexpr,
+    NORM: tl.constexpr,
+    BIAS: tl.constexpr,
+    ACT: tl.constexpr,
+    ADD: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Up to BLOCK_M rows of x [rows, K]: weight times x transposed in the tensor cores.
+
+    Each warp takes a slice of K of the program's rows of weight (a batch of products); slices are
+    summed at the end.
+    """
+    GATED: tl.constexpr = ACT != ""
+    EVEN: tl.constexpr = K % (SLICES * BLOCK_K) == 0
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.arange(0, BLOCK_M)
+    there = m < rows
+    k = tl.arange(0, SLICES)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+    line = weight + n.to(tl.int64)[None, :, None] * K
+    second = line + tl.cast(N, tl.int64) * K
+    lines = (n < N)[None, :, None]
+    mask = lines & ((k < K) | EVEN)[:, None, :]
+    w = tl.load(line + k[:, None, :], mask=mask, other=0.0)
+    u = tl.load(second + k[:, None, :], mask=mask, other=0.0) if GATED else w
+    after_previous(PDL)
+    acc = tl.zeros([SLICES, BLOCK_N, BLOCK_M], dtype=tl.float32)
+    up = tl.zeros([SLICES, BLOCK_N, BLOCK_M], dtype=tl.float32)
+    squares = tl.zeros([SLICES, BLOCK_K, BLOCK_M], dtype=tl.float32)
+    acc, up, squares = few_rows_step(
+        w, u, x, norm, m, k, there, offset, acc, up, squares, K, EVEN, NORM, GATED
+    )
+    for first in range(SLICES * BLOCK_K, K, SLICES * BLOCK_K):
+        column = first + k
+        mask = lines & ((column < K) | EVEN)[:, None, :]
+        w = tl.load(line + column[:, None, :], mask=mask, other=0.0)
+        u = tl.load(second + column[:, None, :], mask=mask, other=0.0) if GATED else w
+        acc, up, squares = few_rows_step(
+            w, u, x, norm, m, column, there, offset, acc, up, squares, K, EVEN, NORM, GATED
+        )
+    y = tl.sum(acc, axis=0)
+    z = tl.sum(up, axis=0)
+    if NORM:
+        root = tl.rsqrt(tl.sum(tl.sum(squares, axis=0), axis=0) / K + eps)
+        y *= root[None, :]
+        z *= root[None, :]
+    place = m[None, :] * N + n[:, None]
+    mask = (n < N)[:, None] & there[None, :]
+    epilogue(y, z, bias, out, n[:, None] + 0 * m[None, :], place, mask, N, BIAS, ACT, ADD)
