@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -14,9 +13,10 @@ from tokenizers import pre_tokenizers
 from ..model.config import ModelConfig
 from ..model.store import ModelFiles
 from ..protocol.errors import BadInputError, ModelError
+from .first_blank import forms_of
 from .gguf_tokenizer import gguf_tokenizer
 from .template import ChatTemplate
-from .token_bytes import BYTE_CHARACTERS, bytes_of_tokens, component
+from .token_bytes import BYTE_CHARACTERS, bytes_of_tokens
 
 
 class Tokenizer:
@@ -53,7 +53,7 @@ class Tokenizer:
         self._special = {token.content: i for i, token in added.items() if token.special}
         self.special_ids = frozenset(self._special.values())
         self._special_pattern = _special_pattern(added.values())
-        self._later = _without_first_blank(inner)
+        self._forms = forms_of(inner)
 
     @classmethod
     def from_files(
@@ -103,24 +103,27 @@ class Tokenizer:
         return self.encode_segments([(text, special)], start=start)
 
     def encode_segments(
-        self, segments: Iterable[tuple[str, bool]], start: bool = False
+        self, segments: Iterable[tuple[str, bool]], start: bool = False, after: int | None = None
     ) -> list[int]:
         """Ids of the joined text of (text, may hold special tokens) pieces.
 
         Merges run across the pieces' borders as if the text had come in one; only special tokens
-        end a run, and only those that lie within one piece that may hold them.
+        end a run, and only those that lie within one piece that may hold them. ``after``: the last
+        token of what the text goes on from; None: it is the beginning.
         """
         ids: list[int] = []
         run: list[str] = []
-        first = True
+        form = self._forms.first
+        if after is not None:
+            form = self._forms.after_special if after in self.special_ids else self._forms.inside
         for piece in self._cut(segments):
             if isinstance(piece, str):
                 run.append(piece)
                 continue
-            ids += self._encode_run(run, first)
+            ids += self._encode_run(run, form)
             ids.append(piece)
-            run, first = [], False
-        ids += self._encode_run(run, first)
+            run, form = [], self._forms.after_special
+        ids += self._encode_run(run, form)
         prefix = list(self.prefix_ids)
         if start and prefix and ids[: len(prefix)] != prefix:
             return prefix + ids
@@ -139,14 +142,13 @@ class Tokenizer:
                     at = match.end()
             yield text[at:]
 
-    def _encode_run(self, run: list[str], first: bool) -> list[int]:
+    def _encode_run(self, run: list[str], form: tokenizers.Tokenizer) -> list[int]:
         text = "".join(run)
         if not text:
             return []
-        inner = self.inner if first else self._later
         try:
-            return inner.encode(text, add_special_tokens=False).ids
-        except UnicodeEncodeError:
+            return form.encode(text, add_special_tokens=False).ids
+        except (TypeError, UnicodeEncodeError):  # what the library says to half a character
             raise BadInputError("the text holds half of a surrogate pair") from None
 
     def id(self, token: str) -> int | None:
@@ -270,29 +272,6 @@ def _special_pattern(added: Iterable[tokenizers.AddedToken]) -> re.Pattern[str] 
 
 def _eats(token: tokenizers.AddedToken) -> bool:
     return bool(token.lstrip or token.rstrip or token.single_word)
-
-
-def _without_first_blank(inner: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """The tokenizer for runs that follow a special token.
-
-    Some put a blank before the first word of a text only (Metaspace, scheme "first"). Given such a
-    run by itself the library would take it for the first.
-    """
-    if not _first_to_never(component(inner.pre_tokenizer)):
-        return inner
-    spec = json.loads(inner.to_str())
-    _first_to_never(spec["pre_tokenizer"])
-    later = tokenizers.Tokenizer.from_str(json.dumps(spec))
-    later.encode_special_tokens = True
-    return later
-
-
-def _first_to_never(spec: dict[str, Any]) -> bool:
-    """Change the scheme wherever it is found; whether it was."""
-    found = spec.get("type") == "Metaspace" and spec.get("prepend_scheme") == "first"
-    if found:
-        spec["prepend_scheme"] = "never"
-    return any([found, *(_first_to_never(part) for part in spec.get("pretokenizers", ()))])
 
 
 def _token_text(value: Any) -> str | None:
