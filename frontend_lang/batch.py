@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ramet.runtime.protocol import BadInputError, RametError
 
+from .arguments import Item
 from .run import Run
 from .state import State
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from .function import Function
 
 T = TypeVar("T")
-Item = tuple[dict[str, Any], dict[str, Any]]
 Start = Callable[[dict[str, Any], dict[str, Any]], Run]
 
 

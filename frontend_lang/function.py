@@ -11,25 +11,20 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
 
-from ramet.runtime.protocol import BadInputError, ProgramError, sampling_from
-from ramet.runtime.protocol.sampling import ALIASES, FIELDS
+from ramet.runtime.protocol import ProgramError
 
 from . import batch
+from .arguments import Given, Parameters
 from .backends.base import Backend, Opening, default_backend
-from .compiled import Compiled, Trace, inline, trace_function, warm
+from .compiled import Compiled
 from .recording import Recording
 from .run import Run
 from .state import State
+from .trace import Trace, inline, trace_function, warm
 
-SAMPLING = (FIELDS | frozenset(ALIASES)) - {"constraint"}
-RUN_OPTIONS = ("backend", "stream", "timeout", "cache_salt")
 _current: contextvars.ContextVar[Recording | None] = contextvars.ContextVar(
     "ramet_recording", default=None
 )
-
-
-class ArgumentsError(BadInputError, TypeError):
-    """Arguments do not match the function's signature."""
 
 
 class Function:
@@ -43,7 +38,6 @@ class Function:
         compiles: bool = False,
     ) -> None:
         self.body = body
-        self.bound = dict(bound or {})
         self.compiles = compiles
         self._compiled: dict[str, Compiled] = {}
         functools.update_wrapper(self, body)
@@ -54,13 +48,17 @@ class Function:
             where = f"{code.co_filename}:{code.co_firstlineno}" if code else None
             name = getattr(body, "__name__", "the function")
             raise ProgramError(f"the first parameter of {name} must be 's'; {got}", where=where)
-        self.signature = inspect.Signature(parameters[1:])
-        self.sampling_names = SAMPLING - {p.name for p in parameters}
+        signature = inspect.Signature(parameters[1:])
+        self.parameters = Parameters(self.name, signature, dict(bound or {}))
 
     @property
     def name(self) -> str:
         """The Python function's name."""
         return getattr(self.body, "__name__", "program")
+
+    def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments by parameter, the bound ones among them. Raises `BadInputError`."""
+        return self.parameters.arguments(args, kwargs)
 
     # --- running ----------------------------------------------------------------------------------
 
@@ -81,7 +79,7 @@ class Function:
         for bad arguments, `BackendError` after ``timeout`` seconds; then, and on Ctrl-C, what was
         sent is aborted.
         """
-        arguments, sampling = self.split(args, kwargs)
+        arguments, sampling = self.parameters.split(args, kwargs)
         chosen = self._backend(backend)
         run = self.start(chosen, arguments, sampling, stream, timeout, cache_salt)
         if stream:
@@ -105,7 +103,7 @@ class Function:
     ) -> State:
         """As `run`, without holding up the event loop: the function runs in a thread. A cancelled
         wait aborts the program."""
-        arguments, sampling = self.split(args, kwargs)
+        arguments, sampling = self.parameters.split(args, kwargs)
         chosen = self._backend(backend)
         run = self.start(chosen, arguments, sampling, stream, timeout, cache_salt)
         if stream:
@@ -122,7 +120,7 @@ class Function:
 
     def run_batch(
         self,
-        batch_arguments: Sequence[Mapping[str, Any] | Sequence[Any]],
+        batch_arguments: Sequence[Given],
         *,
         backend: Backend | None = None,
         progress_bar: bool = False,
@@ -139,7 +137,7 @@ class Function:
         Raises as `run`; but an error of the runtime costs only its own item: it is raised where
         that item's state is read.
         """
-        items = self.items(batch_arguments, sampling)
+        items = self.parameters.items(batch_arguments, sampling)
         start = functools.partial(
             self.start, self._backend(backend), timeout=timeout, cache_salt=cache_salt
         )
@@ -148,7 +146,7 @@ class Function:
 
     async def arun_batch(
         self,
-        batch_arguments: Sequence[Mapping[str, Any] | Sequence[Any]],
+        batch_arguments: Sequence[Given],
         *,
         backend: Backend | None = None,
         num_threads: int | Literal["auto"] = "auto",
@@ -157,7 +155,7 @@ class Function:
         **sampling: Any,
     ) -> list[State]:
         """As `run_batch`, for asyncio."""
-        items = self.items(batch_arguments, sampling)
+        items = self.parameters.items(batch_arguments, sampling)
         start = functools.partial(
             self.start, self._backend(backend), timeout=timeout, cache_salt=cache_salt
         )
@@ -167,10 +165,10 @@ class Function:
         """Inside a program: run as a program of its own on the same backend; while compiling: be
         a branch of the compiled program; with a state as first argument: go on in that state."""
         if args and isinstance(args[0], State):
-            return self.body(*args, **{**self.bound, **kwargs})
+            return self.body(*args, **{**self.parameters.bound, **kwargs})
         current = _current.get()
         if current is not None and not isinstance(current, Run):
-            return inline(current, self, self.split(args, kwargs)[0])
+            return inline(current, self, self.parameters.split(args, kwargs)[0])
         if isinstance(current, Run):
             kwargs.setdefault("backend", current.backend)
         return self.run(*args, **kwargs)
@@ -179,15 +177,13 @@ class Function:
 
     def bind(self, **kwargs: Any) -> Function:
         """The same function with some arguments fixed."""
-        unknown = [name for name in kwargs if name not in self.signature.parameters]
-        if unknown and not self._takes_any():
-            raise ArgumentsError(f"{self.name} has no parameter {unknown[0]!r}", param=unknown[0])
-        return Function(self.body, {**self.bound, **kwargs}, self.compiles)
+        self.parameters.check_known(kwargs)
+        return Function(self.body, {**self.parameters.bound, **kwargs}, self.compiles)
 
     def trace(self, **kwargs: Any) -> Trace:
         """The instructions that the function records; arguments that are not given (or bound) stay
         symbols. Raises `ProgramError` where the function needs their value."""
-        return trace_function(self, {**self.bound, **kwargs})
+        return trace_function(self, {**self.parameters.bound, **kwargs})
 
     def compile(self, **kwargs: Any) -> Compiled:
         """The whole program as data: ``.run`` and ``.run_batch`` send it at once, with no round
@@ -249,65 +245,6 @@ class Function:
         finally:
             _current.reset(token)
 
-    def split(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(arguments by parameter, sampling) of a call. Raises `BadInputError` for either."""
-        sampling = {k: v for k, v in kwargs.items() if k in self.sampling_names}
-        own = {k: v for k, v in kwargs.items() if k not in sampling}
-        sampling_from(sampling)
-        return self.arguments(args, own), {k: v for k, v in sampling.items() if v is not None}
-
-    def arguments(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], label: str = ""
-    ) -> dict[str, Any]:
-        """Arguments by parameter, the bound ones among them."""
-        names = [n for n in self.signature.parameters if n not in self.bound]
-        if self.bound and args:  # positions count over what is not bound
-            kwargs = {**dict(zip(names, args)), **kwargs}
-            if len(args) > len(names):
-                raise self._mismatch(label, "too many positional arguments")
-            args = ()
-        try:
-            given = self.signature.bind(*args, **{**self.bound, **kwargs})
-        except TypeError as error:
-            raise self._mismatch(label, str(error)) from None
-        out = {**given.arguments}
-        for name, parameter in self.signature.parameters.items():
-            if parameter.kind is inspect.Parameter.VAR_KEYWORD and name in out:
-                out.update(out.pop(name))
-            elif parameter.kind in (
-                inspect.Parameter.VAR_POSITIONAL,
-                inspect.Parameter.POSITIONAL_ONLY,
-            ):
-                raise self._mismatch(label, f"parameter {name!r} must be usable as a keyword")
-        return out
-
-    def items(
-        self,
-        batch_arguments: Sequence[Mapping[str, Any] | Sequence[Any]],
-        sampling: Mapping[str, Any],
-    ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """The batch as (arguments, sampling) pairs."""
-        unknown = [name for name in sampling if name not in SAMPLING]
-        if unknown:
-            raise ArgumentsError(
-                f"run_batch() got an unexpected keyword argument {unknown[0]!r}", param=unknown[0]
-            )
-        sampling_from(sampling)
-        given = {k: v for k, v in sampling.items() if v is not None}
-        out: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        for index, item in enumerate(batch_arguments):
-            label = f"item {index} of the batch: "
-            if isinstance(item, Mapping):
-                arguments = self.arguments((), item, label)
-            elif isinstance(item, (tuple, list)):
-                arguments = self.arguments(item, {}, label)
-            else:
-                raise self._mismatch(label, f"a dict or a tuple is needed, not {item!r}")
-            out.append((arguments, given))
-        return out
-
     # --- how --------------------------------------------------------------------------------------
 
     def _drive_quietly(self, run: Run, arguments: dict[str, Any]) -> None:
@@ -322,11 +259,11 @@ class Function:
 
     def _specialize(self, arguments: dict[str, Any]) -> tuple[Compiled, dict[str, Any]]:
         """The compiled program for the parameters with defaults as they are given here."""
-        parameters = self.signature.parameters
+        parameters = self.parameters.signature.parameters
         fixed = {
             name: value
             for name, value in arguments.items()
-            if name in self.bound
+            if name in self.parameters.bound
             or name not in parameters
             or parameters[name].default is not inspect.Parameter.empty
         }
@@ -334,15 +271,6 @@ class Function:
         if key not in self._compiled:
             self._compiled[key] = self.compile(**fixed)
         return self._compiled[key], {k: v for k, v in arguments.items() if k not in fixed}
-
-    def _takes_any(self) -> bool:
-        kinds = [p.kind for p in self.signature.parameters.values()]
-        return inspect.Parameter.VAR_KEYWORD in kinds
-
-    def _mismatch(self, label: str, why: str) -> ArgumentsError:
-        return ArgumentsError(
-            f"{label}given arguments mismatch the signature of {self.name}{self.signature}: {why}"
-        )
 
 
 @overload

@@ -154,7 +154,7 @@ def reference(ref: SymbolRef) -> Symbol:
 
 def is_plain(text: str) -> bool:
     """Whether the text certainly holds no symbol (the fast test of every literal)."""
-    return _OPEN not in text
+    return not str.__contains__(text, _OPEN)
 
 
 def pieces(text: str, *, strict: bool = False) -> list[tuple[Part, SymbolRef | None]]:
