@@ -97,7 +97,7 @@ class Opening:
     """Text to append before its content. May hold special tokens."""
     rewrites: tuple[str | int, ...] | None = None
     """None while the template only appends. Else the whole conversation anew up to this message's
-    content, ``prefix`` included: texts, and the numbers of messages whose contents stand there."""
+    content, its marker included: texts, and the numbers of messages whose contents stand there."""
     strips: bool = False
     """Whether the template would strip blanks around this message's content."""
 
@@ -139,9 +139,9 @@ class TemplateSession:
         if before.startswith(self._written) and not _has_content(before[len(self._written) :]):
             prefix = before[len(self._written) :]
         else:
-            pieces = _pieces(before)
-            prefix = pieces[-1] if pieces and isinstance(pieces[-1], str) else ""
-            rewrites = tuple(pieces)
+            last = re.split(_SENTINEL, before)[-1]
+            prefix = last.removeprefix(re.split(_SENTINEL, self._written)[-1])
+            rewrites = tuple(_pieces(before))
         self._roles, self._written, self._open = roles, before + sentinel(number), True
         return Opening(prefix, rewrites, self._strips(role))
 
