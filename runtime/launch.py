@@ -8,6 +8,7 @@ import ipaddress
 import logging
 import os
 import queue
+import re
 import shutil
 import socket
 import tempfile
@@ -104,7 +105,8 @@ class Launched:
     @property
     def addresses(self) -> list[str]:
         """All endpoints of the gateway, the private one first."""
-        return list(self.facts.get("gateway", {}).get("addresses") or self._binds)
+        bound = self.facts.get("gateway", {}).get("addresses") or self._binds
+        return [re.sub(r"\[::ffff:([\d.]+)\]", r"\1", address) for address in bound]
 
     @property
     def pids(self) -> dict[str, int]:
