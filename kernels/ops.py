@@ -45,6 +45,40 @@ class Ops(Protocol):
         """``x`` [T, K] times ``weight`` [N, K] transposed, plus ``bias`` [N]: [T, N]."""
         ...
 
+    def norm_linear(
+        self,
+        x: torch.Tensor,
+        norm_weight: torch.Tensor,
+        eps: float,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        offset: float = 0.0,
+    ) -> torch.Tensor:
+        """`linear` of `rms_norm` of x [T, K]: [T, N]."""
+        ...
+
+    def linear_add(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        residual: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``residual`` [T, N] += `linear` of x, in place; returns it."""
+        ...
+
+    def norm_gate_up(
+        self,
+        x: torch.Tensor,
+        norm_weight: torch.Tensor,
+        eps: float,
+        weight: torch.Tensor,
+        act: Activation,
+        offset: float = 0.0,
+    ) -> torch.Tensor:
+        """`gate` of `linear` of `rms_norm` of x, ``weight`` [2F, K]: [T, F]."""
+        ...
+
     def rope_write(
         self,
         qkv: torch.Tensor,

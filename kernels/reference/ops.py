@@ -6,7 +6,7 @@ from .activation import gate, softcap_
 from .attention import attention, attention_lse
 from .embed import embed
 from .hashing import uniform
-from .linear import linear
+from .linear import linear, linear_add, norm_gate_up, norm_linear
 from .norm import add_rms_norm, rms_norm
 from .rope import rope_write
 from .sampling import (
@@ -28,7 +28,10 @@ __all__ = [
     "gate",
     "greedy",
     "linear",
+    "linear_add",
     "mask_",
+    "norm_gate_up",
+    "norm_linear",
     "penalize_",
     "rms_norm",
     "rope_write",

@@ -51,7 +51,9 @@ class Gemma3Decoder(Decoder):
         following = [*(norms[0] for norms in self.norms[1:]), self.norm]
         for i, next_norm in enumerate(following):
             _, after_attention, before_mlp, after_mlp = self.norms[i]
-            x = self.attentions[i].forward(x, positions, slots, meta, kv[i])
+            attention = self.attentions[i]
+            qkv = attention.qkv.apply(x)
+            x = attention.out.apply(attention.attend(qkv, positions, slots, meta, kv[i]))
             x = ops.rms_norm(x, after_attention, eps, offset)
             x = ops.add_rms_norm(x, residual, before_mlp, eps, offset)
             x = self.mlps[i].forward(x)

@@ -8,13 +8,14 @@ import torch
 
 from ....kernels.attention.meta import AttentionMeta
 from ..layers.attention import Attention
+from ..layers.linear import Norm
 from ..layers.mlp import GatedMlp
 from ..layers.weights import Weights
 from .decoder import Decoder
 
 
 class LlamaDecoder(Decoder):
-    """Two norms a layer, each before its part; every norm also adds what came before it."""
+    """Two norms a layer, each before its part; what a part gives is added to the residual."""
 
     architectures: ClassVar[tuple[str, ...]] = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -22,14 +23,18 @@ class LlamaDecoder(Decoder):
         config, hidden = self.config, self.config.hidden_size
         self.attentions: list[Attention] = []
         self.mlps: list[GatedMlp] = []
-        self.attention_norms: list[torch.Tensor] = []
-        self.mlp_norms: list[torch.Tensor] = []
+        self.attention_norms: list[Norm] = []
+        self.mlp_norms: list[Norm] = []
         for i in range(config.num_layers):
             name = f"model.layers.{i}"
             self.attentions.append(Attention(config, i, self.ops, weights, self.rope_of(i)))
             self.mlps.append(GatedMlp(config, i, self.ops, weights))
-            self.attention_norms.append(weights.take(f"{name}.input_layernorm.weight", hidden))
-            self.mlp_norms.append(weights.take(f"{name}.post_attention_layernorm.weight", hidden))
+            for norms, norm in (
+                (self.attention_norms, "input_layernorm"),
+                (self.mlp_norms, "post_attention_layernorm"),
+            ):
+                weight = weights.take(f"{name}.{norm}.weight", hidden)
+                norms.append(Norm(weight, config.rms_eps, config.norm_offset))
 
     def forward(
         self,
@@ -39,14 +44,10 @@ class LlamaDecoder(Decoder):
         meta: AttentionMeta,
         kv: torch.Tensor,
     ) -> torch.Tensor:
-        ops, eps, offset = self.ops, self.config.rms_eps, self.config.norm_offset
-        residual = ops.embed(ids, self.embedding, self.config.embed_scale)
-        x = ops.rms_norm(residual, self.attention_norms[0], eps, offset)
-        # The norm after a layer is the one before the next; the last is the decoder's own.
-        following = [*self.attention_norms[1:], self.norm]
-        for i, next_norm in enumerate(following):
-            x = self.attentions[i].forward(x, positions, slots, meta, kv[i])
-            x = ops.add_rms_norm(x, residual, self.mlp_norms[i], eps, offset)
-            x = self.mlps[i].forward(x)
-            x = ops.add_rms_norm(x, residual, next_norm, eps, offset)
-        return x
+        config = self.config
+        residual = self.ops.embed(ids, self.embedding, config.embed_scale)
+        for i, attention in enumerate(self.attentions):
+            qkv = attention.qkv.of_norm(residual, self.attention_norms[i])
+            attention.out.add_to(residual, attention.attend(qkv, positions, slots, meta, kv[i]))
+            self.mlps[i].add_to(residual, self.mlp_norms[i])
+        return self.ops.rms_norm(residual, self.norm, config.rms_eps, config.norm_offset)

@@ -41,19 +41,20 @@ class Attention:
         self.window = config.window(layer)
         self.scale = config.attn_scale or dim**-0.5
 
-    def forward(
+    def attend(
         self,
-        x: torch.Tensor,
+        qkv: torch.Tensor,
         positions: torch.Tensor,
         slots: torch.Tensor,
         meta: AttentionMeta,
         kv: torch.Tensor,
     ) -> torch.Tensor:
-        """x [T, H] to [T, H]. ``kv`` [2, slots, Hk, D] is this layer's; K and V of the T tokens are
-        written to ``slots`` [T] before anything is read."""
+        """Projected q, k and v [T, (Hq + 2 Hk) D] to [T, Hq D], before the last projection. ``kv``
+        [2, slots, Hk, D] is this layer's; K and V of the T tokens are written to ``slots`` [T]
+        before anything is read."""
         config = self.config
         q = self.ops.rope_write(
-            self.qkv.apply(x),
+            qkv,
             positions,
             slots,
             self.cos_sin,
@@ -68,4 +69,4 @@ class Attention:
             config.norm_offset,
         )
         y = self.ops.attention(q, kv[0], kv[1], meta, self.scale, self.window, config.attn_softcap)
-        return self.out.apply(y.flatten(1))
+        return y.flatten(1)

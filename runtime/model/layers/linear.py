@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from ....kernels.ops import Ops
+from ....kernels.ops import Activation, Ops
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """An RMS norm that stands before a linear layer."""
+
+    weight: torch.Tensor
+    eps: float
+    offset: float = 0.0
 
 
 class Linear(Protocol):
-    """A matrix [N, K] with an optional bias [N], in whatever form its device likes best."""
+    """A matrix [N, K] with an optional bias [N], in whatever form its device likes best; and the
+    same with its neighbours, for devices that compute them in one kernel."""
 
     out_features: int
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         """[T, K] to [T, N]."""
+        ...
+
+    def of_norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """`apply` of the norm of x."""
+        ...
+
+    def gated_of_norm(self, x: torch.Tensor, norm: Norm, act: Activation) -> torch.Tensor:
+        """Of `of_norm`, ``act(first half) * second half``: [T, N / 2]."""
+        ...
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
+        """``residual += apply(x)``, in place."""
         ...
 
 
@@ -31,6 +54,17 @@ class PlainLinear:
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         return self._ops.linear(x, self.weight, self.bias)
 
+    def of_norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        return self._ops.norm_linear(x, norm.weight, norm.eps, self.weight, self.bias, norm.offset)
+
+    def gated_of_norm(self, x: torch.Tensor, norm: Norm, act: Activation) -> torch.Tensor:
+        if self.bias is not None:
+            return self._ops.gate(self.of_norm(x, norm), act)
+        return self._ops.norm_gate_up(x, norm.weight, norm.eps, self.weight, act, norm.offset)
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
+        self._ops.linear_add(x, self.weight, residual, self.bias)
+
 
 class PackedLinear:
     """The weight in oneDNN's blocked layout: on the CPU twice as fast as a plain product and more,
@@ -39,7 +73,8 @@ class PackedLinear:
     # The layout chosen for many rows serves few rows as well; the reverse does not hold.
     ROWS_HINT = 512
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, ops: Ops, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self._ops = ops
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), self.ROWS_HINT)
         self._bias = bias
         self.out_features = weight.shape[0]
@@ -59,9 +94,18 @@ class PackedLinear:
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
 
+    def of_norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        return self.apply(self._ops.rms_norm(x, norm.weight, norm.eps, norm.offset))
+
+    def gated_of_norm(self, x: torch.Tensor, norm: Norm, act: Activation) -> torch.Tensor:
+        return self._ops.gate(self.of_norm(x, norm), act)
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
+        residual += self.apply(x)
+
 
 def make_linear(ops: Ops, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
     """The fastest holder there is for this weight."""
     if PackedLinear.supports(weight):
-        return PackedLinear(weight, bias)
+        return PackedLinear(ops, weight, bias)
     return PlainLinear(ops, weight.contiguous(), bias)

@@ -6,7 +6,7 @@ import torch
 
 from ....kernels.ops import Ops
 from ..config import Activation, ModelConfig
-from .linear import make_linear
+from .linear import Norm, make_linear
 from .weights import Weights
 
 
@@ -28,6 +28,10 @@ class GatedMlp:
         self.ops = ops
         self.act: Activation = config.act
 
+    def add_to(self, residual: torch.Tensor, norm: Norm) -> None:
+        """``residual += mlp(norm(residual))``, in place."""
+        self.down.add_to(residual, self.gate_up.gated_of_norm(residual, norm, self.act))
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, H] to [T, H]."""
+        """[T, H], normed already, to [T, H]."""
         return self.down.apply(self.ops.gate(self.gate_up.apply(x), self.act))
