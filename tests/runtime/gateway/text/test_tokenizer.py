@@ -274,3 +274,17 @@ def test_importing_imports_neither_torch_nor_transformers() -> None:
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-P", "-c", code], check=True)
+
+
+def test_an_older_folder_goes_through_transformers(
+    tmp_path: Path, trained: dict[str, tokenizers.Tokenizer]
+) -> None:
+    """No tokenizer.json, but a vocabulary and merges: converted, with the same ids."""
+    original = trained["byte_level"]
+    folder = write_folder(tmp_path / "m", original, tokenizer_class="GPT2Tokenizer")
+    (folder / "tokenizer.json").unlink()
+    original.model.save(str(folder))
+    t = Tokenizer.from_files(resolve(str(folder)))
+    text = "The quick brown fox 1234 né"
+    assert t.encode(text, special=False) == original.encode(text).ids
+    assert t.decode(t.encode(text)) == text
