@@ -21,11 +21,11 @@ BRANCHES = 3
 @rt.function
 def advise(s: Any, topic: str) -> None:
     s += rt.system("You are a helpful assistant who answers in one short sentence.")
-    s += rt.user(f"Give me one piece of advice about {topic}.")
+    s += rt.user(f"Give me one tip for {topic}.")
     branches = s.fork(BRANCHES)
     for number, branch in enumerate(branches):
         branch += rt.assistant(
-            rt.gen("tip", max_tokens=40, stop="\n", temperature=0.8, seed=number)
+            rt.gen("tip", max_tokens=48, stop="\n", temperature=0.4, seed=number)
         )
     branches.join()
     tips = "\n".join(f"{number}. {tip}" for number, tip in enumerate(s["tip"], start=1))
@@ -41,7 +41,7 @@ def show(state: Any, console: Console) -> None:
 
     def panels() -> Columns:
         boxes = [
-            Panel(text or " ", title=f"branch {number + 1}", width=width, height=9)
+            Panel(text or " ", title=f"branch {number + 1}", width=width, height=12)
             for number, text in enumerate(texts)
         ]
         return Columns(boxes, padding=(0, 1))
@@ -62,7 +62,7 @@ def main() -> None:
         state = advise.run(topic, backend=runtime, stream=True)
         show(state, console)
         best = int(state["best"])
-        console.print(f"best: {best}. {state['tip'][best - 1].strip()}", markup=False)
+        console.print(f"\nbest: {best}. {state['tip'][best - 1].strip()}", markup=False)
         seen = runtime.server_info()
         console.print(
             f"[dim]{seen['prompt_tokens']} prompt tokens, "
