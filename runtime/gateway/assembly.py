@@ -88,24 +88,32 @@ def check_address(address: str, api_key: str | None) -> None:
         )
 
 
-def bind(
-    binds: list[str], config: EngineConfig, limits: ServiceLimits
-) -> tuple[zmq.Socket[bytes], list[str]]:
-    """A bound ROUTER. CURVE, where it is on, holds for tcp; an ipc socket is this user's alone."""
+def router(limits: ServiceLimits) -> zmq.Socket[bytes]:
+    """A ROUTER socket for a `Service`. Few messages wait inside of it, as it does not count bytes;
+    the service does."""
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.SNDHWM, 100)
     socket.setsockopt(zmq.MAXMSGSIZE, 2 * limits.message_bytes)
     socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15_000)
     socket.setsockopt(zmq.HEARTBEAT_TTL, 15_000)
-    socket.setsockopt(zmq.IPV6, 1)
+    return socket
+
+
+def bind(
+    binds: list[str], config: EngineConfig, limits: ServiceLimits
+) -> tuple[zmq.Socket[bytes], list[str]]:
+    """A bound socket. CURVE, where it is on, holds for tcp; an ipc socket is this user's alone."""
+    socket = router(limits)
     addresses: list[str] = []
     address = ""
     try:
         for address in sorted(binds, key=lambda address: not address.startswith("ipc://")):
             if config.curve and address.startswith("tcp://"):
                 _encrypt(socket, config.curve)
+            socket.setsockopt(zmq.IPV6, int("[" in address))
             socket.bind(address)
             addresses.append(_last_endpoint(socket))
     except zmq.ZMQError as error:

@@ -25,11 +25,16 @@ class Client:
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self._wire = wire
         self._backlog: deque[bytes] = deque()
-        self.backlog_bytes = 0
+        self._backlog_bytes = 0
 
     @property
     def blocked(self) -> bool:
         return bool(self._backlog)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """About how much waits for the client to read."""
+        return self._backlog_bytes + sum(program.size for program in self.programs.values())
 
     @property
     def busy(self) -> bool:
@@ -40,7 +45,7 @@ class Client:
         data = gateway_codec.encode(message)
         if self._backlog or not self._wire.send([self.identity, data]):
             self._backlog.append(data)
-            self.backlog_bytes += len(data)
+            self._backlog_bytes += len(data)
 
     def send_events(self, program: RunningProgram) -> None:
         """Send what a program has to say, unless the client has to read first."""
@@ -57,7 +62,7 @@ class Client:
         while self._backlog:
             if not self._wire.send([self.identity, self._backlog[0]]):
                 return
-            self.backlog_bytes -= len(self._backlog.popleft())
+            self._backlog_bytes -= len(self._backlog.popleft())
         for program in list(self.programs.values()):
             self.send_events(program)
 

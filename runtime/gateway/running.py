@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from ..program.events import Done, Event, TextDelta, Value
+from ..program.events import Done, Event, Synced, TextDelta, Value
 from ..program.instructions import Instruction
 from ..program.interpreter import Interpreter
 from ..protocol.errors import ErrorInfo
@@ -23,18 +23,14 @@ _encoder = msgspec.msgpack.Encoder()
 class RunningProgram:
     """Collects events and hands them on once a turn of the loop, or when the client reads again.
 
-    ``ready`` is called when there is something to take. Past ``max_bytes`` of what the client does
-    not read, the program is cancelled.
+    ``ready`` is called when there is something to take. ``size`` is about how many bytes wait.
     """
 
-    def __init__(
-        self, pid: int, make: Make, ready: Callable[[RunningProgram], None], max_bytes: int
-    ) -> None:
+    def __init__(self, pid: int, make: Make, ready: Callable[[RunningProgram], None]) -> None:
         self.pid = pid
         self.done = False
         self._events: list[Event] = []
-        self._size = 0
-        self._max_bytes = max_bytes
+        self.size = 0
         self._ready = ready
         self._announced = False
         self._loop = asyncio.get_running_loop()
@@ -58,7 +54,7 @@ class RunningProgram:
         self._announced = False
         if not self._events:
             return None
-        events, self._events, self._size = self._events, [], 0
+        events, self._events, self.size = self._events, [], 0
         return msgspec.Raw(_encoder.encode(events))
 
     def _emit(self, events: list[Event]) -> None:
@@ -67,22 +63,21 @@ class RunningProgram:
         if not self._announced:
             self._announced = True
             self._loop.call_soon(self._ready, self)
-        if self._size > self._max_bytes and not self.done:
-            self._size = 0
-            self.cancel("the client does not read what the program writes")
 
     def _add(self, event: Event) -> None:
         if isinstance(event, TextDelta):
-            self._size += len(event.text)
+            self.size += len(event.text)
             last = self._events[-1] if self._events else None
             if isinstance(last, TextDelta) and _joins(last, event):
                 self._events[-1] = TextDelta(event.stream, last.text + event.text, event.op)
                 return
         elif isinstance(event, Value):
-            self._size += len(event.value) if isinstance(event.value, str) else 1000
+            self.size += len(event.value) if isinstance(event.value, str) else 1000
+        elif isinstance(event, Synced):
+            self.size += len(event.text or "")
         elif isinstance(event, Done):
             self.done = True
-        self._size += 50
+        self.size += 50
         self._events.append(event)
 
     def _ended(self, task: asyncio.Task[None]) -> None:

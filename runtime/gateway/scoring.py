@@ -163,7 +163,18 @@ async def _score(
             requests.append(candidate)
     results = await all_of([_score_one(context, candidate) for candidate in requests])
     rows = [results[jobs[candidate.ids.tobytes()]][0] for candidate in candidates]
+    _same_for_same(candidates, rows)
     return rows, max(cached for _, cached in results)
+
+
+def _same_for_same(candidates: Sequence[Candidate], rows: list[list[float | None]]) -> None:
+    """One log-prob for one token after one prefix. Two requests may differ in the last bits, which
+    would decide between choices that begin alike."""
+    known: dict[bytes, float | None] = {}
+    for candidate, row in zip(candidates, rows, strict=True):
+        for offset, value in enumerate(row):
+            prefix = candidate.ids[: candidate.start + offset + 1].tobytes()
+            row[offset] = known.setdefault(prefix, value)
 
 
 async def _score_one(

@@ -46,7 +46,7 @@ from .wire import Wire
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 0.01
+RETRY_S = 0.005
 PROBE_S = 1.0
 
 _encoder = msgspec.msgpack.Encoder()
@@ -170,10 +170,7 @@ class Service:
             log.info("%s is gone: %s", client.name or "a client", error)
             self._lose(client)
             return
-        if client.backlog_bytes > self._limits.buffered_bytes:
-            log.warning("%s does not read; its work is cancelled", client.name or "a client")
-            self._lose(client)
-        elif client.blocked:
+        if client.blocked:
             self._blocked.add(client)
             if self._retry_timer is None:
                 self._retry_timer = self._loop.call_later(RETRY_S, self._retry)
@@ -183,6 +180,9 @@ class Service:
         blocked, self._blocked = self._blocked, set()
         for client in blocked:
             self._attempt(client, client.retry)
+            if client.blocked and client.waiting_bytes > self._limits.buffered_bytes:
+                log.warning("%s does not read; its work is cancelled", client.name or "a client")
+                self._lose(client)
 
     def _lose(self, client: Client) -> None:
         self._clients.pop(client.identity, None)
@@ -249,7 +249,7 @@ class Service:
         def ready(running: RunningProgram) -> None:
             self._attempt(client, lambda: client.send_events(running))
 
-        running = RunningProgram(message.pid, make, ready, self._limits.buffered_bytes)
+        running = RunningProgram(message.pid, make, ready)
         client.programs[message.pid] = running
         self._feed(running, program.instructions, message.closed)
 

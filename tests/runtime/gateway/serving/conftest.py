@@ -1,11 +1,11 @@
-"""A fake engine that speaks the real messages, a byte-level tokenizer, and clients of the service."""
+"""A fake engine that speaks the real messages, a byte-level tokenizer, clients of the service."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 import tokenizers
 import zmq
 from ramet.runtime.engine.stops import StopMatcher
+from ramet.runtime.gateway.assembly import router
 from ramet.runtime.gateway.context import EngineExecutor
 from ramet.runtime.gateway.engine_client import EngineClient
 from ramet.runtime.gateway.service import Service, ServiceLimits
@@ -245,10 +246,9 @@ class FakeEngine:
 
     def _prompt_logprobs(self, rid: int, tokens: list[int], start: int) -> PromptLogprobs:
         first = max(start, 1)
-        values = [logprob(tokens[:i], tokens[i]) for i in range(first, len(tokens))]
-        return PromptLogprobs(
-            rid=rid, start=first, values=np.asarray(values, np.float32).tobytes()
-        )
+        noise = rid * 1e-7  # as a batch of another shape gives
+        values = [logprob(tokens[:i], tokens[i]) + noise for i in range(first, len(tokens))]
+        return PromptLogprobs(rid=rid, start=first, values=np.asarray(values, np.float32).tobytes())
 
 
 class TestClient:
@@ -258,6 +258,7 @@ class TestClient:
 
     def __init__(self, address: str, version: int = 1, api_key: str | None = None) -> None:
         socket = zmq.Context.instance().socket(zmq.DEALER)
+        socket.setsockopt(zmq.RCVHWM, 10)
         socket.setsockopt(zmq.LINGER, 0)
         socket.connect(address)
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
@@ -302,6 +303,11 @@ class TestClient:
             events += msgspec.msgpack.decode(message.events, type=list[Event])
         return events
 
+    def stop_reading(self) -> None:
+        """As a client does that hangs."""
+        asyncio.get_running_loop().remove_reader(self.wire._descriptor)
+        self.wire._look = self.wire._read = lambda: None
+
     def close(self) -> None:
         self.wire.close()
 
@@ -329,10 +335,7 @@ class World:
     ) -> Service:
         await self.client_of_engine.start(5)
         limits = limits or ServiceLimits()
-        socket = zmq.Context.instance().socket(zmq.ROUTER)
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.setsockopt(zmq.MAXMSGSIZE, 2 * limits.message_bytes)
-        socket.setsockopt(zmq.LINGER, 0)
+        socket = router(limits)
         socket.bind(self.address)
         service = Service(socket, self.executor, model="fake", api_key=api_key, limits=limits)
         self.services.append(service)
@@ -395,8 +398,3 @@ def scored() -> Callable[[list[int], int], float]:
 @pytest.fixture
 def near() -> Callable[[float, float], bool]:
     return lambda a, b: math.isclose(a, b, abs_tol=1e-5)
-
-
-@pytest.fixture(scope="session")
-def chatml() -> Iterator[str]:
-    yield CHATML

@@ -167,9 +167,7 @@ def test_cancelled_programs_leave_no_request_and_no_handle(new_world, seed):
             world.engine.chunk = dice.randint(1, 3)
             world.engine.forgetful = dice.random() < 0.2
             await _run(world, dice, instructions, dice.random() * 0.02)
-            await world.settle(
-                lambda: not world.engine.running and not world.engine.handles
-            )
+            await world.settle(lambda: not world.engine.running and not world.engine.handles)
             assert world.client_of_engine.in_flight == 0
 
     asyncio.run(check())

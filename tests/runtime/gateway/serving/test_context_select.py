@@ -1,0 +1,152 @@
+"""`select`: where scoring begins, what is averaged, who wins, what is appended."""
+
+from __future__ import annotations
+
+import pytest
+from ramet.runtime.protocol import BadInputError, ContextLengthError, SamplingParams
+
+MEAN = "token_length_normalized"
+
+
+async def select(context, choices, method=MEAN, boundary="exact"):
+    return await context.select(choices, method, boundary, "x")
+
+
+def _total(score):
+    return sum(entry[0] for entry in score.input_token_logprobs)
+
+
+async def test_scores_are_the_log_probs_of_the_choices_tokens(world, scored, near):
+    context = await world.context()
+    context.append("p")
+    result = await select(context, ["x", "yz"])
+    prompt = world.tokenizer.encode("p")
+    x, yz = result.meta.choices
+    assert near(x.input_token_logprobs[0][0], scored(prompt, 120))
+    expected = [scored(prompt, 121), scored([*prompt, 121], 122)]
+    assert near(yz.normalized_prompt_logprobs, sum(expected) / 2)
+    assert [entry[1:] for entry in yz.input_token_logprobs] == [(121, "y"), (122, "z")]
+    best = max((x, yz), key=lambda score: score.normalized_prompt_logprobs)
+    assert result.meta.choices[result.index] is best
+
+
+async def test_a_token_across_the_boundary_is_scored_but_not_counted(world, near):
+    """The text is "pab"; with "cd" its end becomes the one token abcd, with "x" it stays ab."""
+    encode = world.tokenizer.encode
+    context = await world.context()
+    context.append("pab")
+    result = await select(context, ["cd", "x"])
+    merged, apart = result.meta.choices
+    assert [entry[1] for entry in merged.input_token_logprobs] == encode("abcd")
+    assert [entry[1] for entry in apart.input_token_logprobs] == [*encode("ab"), *encode("x")]
+    assert near(merged.normalized_prompt_logprobs, _total(merged))
+    assert near(apart.normalized_prompt_logprobs, _total(apart))
+    assert all(s.sampling.logprob_start == 1 for s in world.engine.submits)
+
+
+async def test_plain_tokenizes_prompt_and_choice_apart(world):
+    encode = world.tokenizer.encode
+    context = await world.context()
+    context.append("pab")
+    result = await select(context, ["cd", "x"], boundary="plain")
+    assert [entry[1] for entry in result.meta.choices[0].input_token_logprobs] == encode("cd")
+    assert world.engine.prompts[0] == [*encode("pab"), *encode("cd")]
+
+
+async def test_scoring_never_goes_back_over_generated_tokens(world):
+    world.engine.says("a", "b")
+    context = await world.context()
+    context.append("p")
+    await context.gen(SamplingParams(seed=1), None, None)
+    result = await select(context, ["cd", "x"])
+    encode = world.tokenizer.encode
+    assert [entry[1] for entry in result.meta.choices[0].input_token_logprobs] == encode("cd")
+    assert world.engine.prompts[1][:3] == [112, 97, 98]
+
+
+async def test_the_winners_tokens_are_settled(world):
+    context = await world.context()
+    context.append("pab")
+    result = await select(context, ["cd"])
+    assert result.index == 0
+    context.append("cd")
+    await context.gen(SamplingParams(seed=1, max_new_tokens=1), None, None)
+    encode = world.tokenizer.encode
+    assert world.engine.prompts[-1] == [112, *encode("abcd"), *encode("cd")]
+
+
+async def test_equal_choices_are_scored_once_and_the_first_wins(world):
+    context = await world.context()
+    context.append("p")
+    result = await select(context, ["x", "x", "x"])
+    assert len(world.engine.prompts) == 1
+    assert result.index == 0
+    assert len(result.meta.choices) == 3
+
+
+async def test_greedy_goes_token_by_token(world, scored):
+    context = await world.context()
+    context.append("p")
+    choices = ["xa", "ya", "z"]
+    result = await select(context, choices, "greedy_token_selection")
+    prompt = world.tokenizer.encode("p")
+    first = [scored(prompt, world.tokenizer.encode(c)[0]) for c in choices]
+    assert result.index == first.index(max(first))
+    assert [len(row) for row in result.meta.greedy_logprob_matrix] == [2, 2, 2]
+
+
+async def test_choices_that_begin_alike_are_not_told_apart_by_rounding(world):
+    context = await world.context()
+    context.append("p")
+    choices = ["x", "xyzw", "xyzv"]
+    result = await select(context, choices, "greedy_token_selection")
+    firsts = {score.input_token_logprobs[0][0] for score in result.meta.choices}
+    assert len(firsts) == 1
+    assert [row[:3] for row in result.meta.greedy_logprob_matrix[1:2]] == [
+        row[:3] for row in result.meta.greedy_logprob_matrix[2:]
+    ]
+
+
+async def test_unconditional_scores_the_tokens_alone_as_well(world, scored, near):
+    context = await world.context()
+    context.append("p")
+    result = await select(context, ["xy", "z"], "unconditional_likelihood_normalized")
+    prompt = world.tokenizer.encode("p")
+    x, y, z = 120, 121, 122
+    given = [scored(prompt, x), scored([*prompt, x], y)]
+    first, second = result.meta.choices
+    assert first.unconditional_token_logprobs[0][0] is None
+    assert near(first.unconditional_token_logprobs[1][0], scored([x], y))
+    expected = (given[0] + given[1] - scored([x], y)) / 2
+    assert near(first.normalized_unconditional_prompt_logprobs, expected)
+    assert near(second.normalized_unconditional_prompt_logprobs, scored(prompt, z))
+    assert world.engine.prompts[2:] == [[x, y], [z]]
+
+
+@pytest.mark.parametrize("choices", [[], ["a", ""]])
+async def test_no_choice_and_an_empty_one_are_refused(world, choices):
+    context = await world.context()
+    context.append("p")
+    with pytest.raises(BadInputError):
+        await select(context, choices)
+
+
+async def test_a_choice_beyond_the_context_is_refused(world):
+    context = await world.context()
+    context.append("p" * 510)
+    with pytest.raises(ContextLengthError):
+        await select(context, ["x", "x" * 10])
+
+
+async def test_a_select_inside_a_role_takes_special_tokens_as_text(world):
+    context = await world.context()
+    context.role_begin("assistant")
+    result = await select(context, ["<eos>", "x"])
+    (eos,) = [c for c in result.meta.choices if c.text == "<eos>"]
+    assert len(eos.input_token_logprobs) == len("<eos>")
+    outside = await world.context()
+    outside.append("p")
+    result = await select(outside, ["<eos>", "x"])
+    (eos,) = [c for c in result.meta.choices if c.text == "<eos>"]
+    assert [entry[2] for entry in eos.input_token_logprobs] == ["<eos>"]
+    assert eos.normalized_prompt_logprobs == pytest.approx(_total(eos))
