@@ -38,6 +38,7 @@ def threads_for(size: int, num_threads: int | Literal["auto"]) -> int:
 def spawn(call: Callable[..., T], *args: Any) -> Future[T]:
     """Call in a daemon thread of its own, so that a run that hangs never holds up exit."""
     future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # a cancelled wait leaves it to run out
     context = contextvars.copy_context()
 
     def work() -> None:

@@ -182,9 +182,11 @@ class Compiled:
             missing = [name for name in wanted if name not in given]
             extra = [name for name in given if name not in wanted]
             if missing or extra:
-                what = f"missing a required argument: {missing[0]!r}"
-                if extra:
-                    what = f"{extra[0]!r} was fixed when the program was compiled, or is unknown"
+                what = (
+                    f"missing a required argument: {missing[0]!r}"
+                    if missing
+                    else f"{extra[0]!r} was fixed when the program was compiled, or is unknown"
+                )
                 raise BadInputError(
                     f"item {index}: given arguments mismatch the compiled program "
                     f"{self.program.name}({', '.join(wanted)}): {what}",

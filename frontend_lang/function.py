@@ -217,6 +217,7 @@ class Function:
         if run.closed:
             return
         token = _current.set(run)
+        run.driver = threading.get_ident()
         try:
             run.returned = self.body(State(run, run.root), **arguments)
             run.finish()

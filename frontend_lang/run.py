@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -37,6 +38,8 @@ class Run(Recording):
         self.failure: BaseException | None = None
         self.returned: Any = None
         self.expired = False
+        self.driver: int | None = None
+        """The thread that runs the function."""
         self._unsent: list[Instruction] = []
         self._sent = False
         self._armed = False
@@ -128,6 +131,14 @@ class Run(Recording):
         """As `wait`, for asyncio."""
         self.flush()
         return await self.store.wait_async(check)
+
+    def wait_for_function(self, name: str | None = None, branch: Branch | None = None) -> None:
+        """With ``stream``, a reader outside of the function waits until it has returned, or until
+        it has appended what makes ``name``."""
+        if not self.stream or self.closed or self.driver == threading.get_ident():
+            return
+        names = branch.names if branch is not None else ()
+        self.wait(lambda: True if self.closed or name in names else None)
 
     def over(self) -> bool | None:
         """True when nothing more will come (a check for `wait`)."""

@@ -89,6 +89,9 @@ class State:
 
     def __contains__(self, name: object) -> bool:
         """Whether the variable is there, waiting for it while it is pending."""
+        run = self._recording
+        if isinstance(run, Run):
+            run.wait_for_function(cast("str", name), self._branch)
         binding = self._branch.names.get(cast("str", name))
         if binding is None:
             return False
@@ -97,7 +100,7 @@ class State:
 
     def get(self, name: str, default: Any = None) -> Any:
         """The variable's value, or ``default`` for a name that the program does not have."""
-        return self[name] if name in self._branch.names else default
+        return self[name] if name in self else default  # noqa: SIM401 - this is that method
 
     def value(self, name: str) -> Any:
         """The variable as its ``dtype`` says: int, float, bool, or a string without its quotes."""
@@ -110,24 +113,24 @@ class State:
 
     def text(self) -> str:
         """The whole text, the chat template's markers included, once all of it is there."""
-        run = self._run("text()")
+        run = self._complete("text()")
         return run.reply(self._branch, run.sync(self._branch, "text")).text or ""
 
     def messages(self) -> list[dict[str, str]]:
         """The chat messages so far: ``[{"role": …, "content": …}]``."""
-        run = self._run("messages()")
+        run = self._complete("messages()")
         if not self._branch.uses_roles:
             return []
         return run.reply(self._branch, run.sync(self._branch, "messages")).messages or []
 
     def sync(self) -> None:
         """Wait until everything so far has run. Raises what failed."""
-        run = self._run("sync()")
+        run = self._complete("sync()")
         run.reply(self._branch, run.sync(self._branch, "text"))
 
     def error(self) -> BaseException | None:
         """Wait until everything so far has run, or the program is over; what failed, or None."""
-        run = self._run("error()")
+        run = self._complete("error()")
         if run.failure is not None:
             return run.failure
         if run.closed:
@@ -203,9 +206,11 @@ class State:
         return scope
 
     def _binding(self, name: str) -> Binding:
+        run = self._recording
+        if isinstance(run, Run):
+            run.wait_for_function(name, self._branch)
         binding = self._branch.names.get(name)
         if binding is None:
-            run = self._recording
             if isinstance(run, Run) and (run.failure is not None or run.store.fatal is not None):
                 raise run.failure or cast("Any", run.store.fatal).exception()
             raise missing(self._branch, name)
@@ -223,6 +228,12 @@ class State:
             return convert(value, binding.dtype)
         except ValueError:
             raise ProgramError(f"{name!r} is no {binding.dtype}: {value!r}") from None
+
+    def _complete(self, what: str) -> Run:
+        """The run, once the function has returned (or at once, inside of it)."""
+        run = self._run(what)
+        run.wait_for_function()
+        return run
 
     def _run(self, what: str) -> Run:
         if isinstance(self._recording, Run):

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-
 import ramet as rt
 from ramet.backends.base import Backend, Opening, Session
 

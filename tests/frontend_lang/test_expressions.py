@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 
 import pytest
-
 import ramet as rt
 from ramet.expressions import Concat, GenExpression, RoleExpression, SelectExpression
 
