@@ -40,6 +40,7 @@ class Function:
         self.body = body
         self.compiles = compiles
         self._compiled: dict[str, Compiled] = {}
+        self._compiling = threading.RLock()
         functools.update_wrapper(self, body)
         parameters = list(inspect.signature(body).parameters.values())
         if not parameters or parameters[0].name != "s":
@@ -269,8 +270,9 @@ class Function:
             or parameters[name].default is not inspect.Parameter.empty
         }
         key = repr(sorted(fixed.items()))
-        if key not in self._compiled:
-            self._compiled[key] = self.compile(**fixed)
+        with self._compiling:  # the threads of a batch all come here at once
+            if key not in self._compiled:
+                self._compiled[key] = self.compile(**fixed)
         return self._compiled[key], {k: v for k, v in arguments.items() if k not in fixed}
 
 

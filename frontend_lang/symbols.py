@@ -20,6 +20,7 @@ from .source import here
 
 _OPEN = "\ue0f0"
 _CLOSE = "\ue0f1"
+_NONCE = secrets.token_hex(6)  # one for the process: threads that trace at once must agree on it
 
 
 class SymbolRef(NamedTuple):
@@ -32,18 +33,13 @@ class SymbolRef(NamedTuple):
 
 
 @functools.cache
-def _nonce() -> str:
-    return secrets.token_hex(6)
-
-
-@functools.cache
 def _pattern() -> re.Pattern[str]:
     fields = r"\.(\d+)\.([ar])\.(\d+)\.(-?\d+)\.([0-9a-f]*)"
-    return re.compile(f"\t{_OPEN}aZ{_nonce()}{fields}{_CLOSE}\t")
+    return re.compile(f"\t{_OPEN}aZ{_NONCE}{fields}{_CLOSE}\t")
 
 
 def _mark(owner: int, kind: str, stream: int, op: int, name: str) -> str:
-    return f"\t{_OPEN}aZ{_nonce()}.{owner}.{kind}.{stream}.{op}.{name.encode().hex()}{_CLOSE}\t"
+    return f"\t{_OPEN}aZ{_NONCE}.{owner}.{kind}.{stream}.{op}.{name.encode().hex()}{_CLOSE}\t"
 
 
 def _refuse(what: str) -> NoReturn:
@@ -183,7 +179,7 @@ def pieces(text: str, *, strict: bool = False) -> list[tuple[Part, SymbolRef | N
 def _literal(out: list[tuple[Part, SymbolRef | None]], text: str, strict: bool) -> None:
     if not text:
         return
-    broken = _nonce() in text.lower() or (strict and (_OPEN in text or _CLOSE in text))
+    broken = _NONCE in text.lower() or (strict and (_OPEN in text or _CLOSE in text))
     if broken:
         raise ProgramError(
             "a string operation changed text that holds a value not known while a program is "

@@ -151,6 +151,20 @@ def test_compiled_batches_register_once(spy):
         compiled.run_batch([{}], backend=backend)
 
 
+def test_a_batch_traces_its_function_once(scripted):
+    traced = []
+
+    @rt.function(compile=True)
+    def slow(s, word):
+        traced.append(threading.get_ident())
+        time.sleep(0.02)  # long enough for every thread of the batch to come by
+        s += f"<{word}>" + rt.gen("x")
+
+    states = slow.run_batch([(f"w{i}",) for i in range(8)], backend=scripted({"x": "1"}))
+    assert [state.text() for state in states] == [f"<w{i}>1" for i in range(8)]
+    assert len(traced) == 1
+
+
 async def test_an_async_batch(scripted):
     backend = scripted({"x": lambda p: p.upper()})
     states = await echo.arun_batch([(f"w{i}",) for i in range(10)], backend=backend)
