@@ -15,9 +15,9 @@ from ..config import EngineConfig
 from ..model.store import resolve
 from ..protocol.errors import BackendError, BadInputError
 from ..version import version
-from .context import EngineExecutor
 from .curve import server_keys
 from .engine_client import EngineClient
+from .executor import EngineExecutor
 from .service import Service, ServiceLimits
 from .tokenizer import Tokenizer
 

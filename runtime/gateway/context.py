@@ -2,73 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import os
-import random
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import msgspec
 import numpy as np
 
 from ..program.executor import GenResult, OnDelta, SelectResult
 from ..program.instructions import ChoicesMethod
 from ..protocol.errors import ProgramError
-from ..protocol.messages import EngineSampling
 from ..protocol.meta import MetaInfo
 from ..protocol.sampling import SamplingParams
-from .engine_client import EngineClient
-from .engine_sampling import resolve
 from .generation import Generation, Sample, all_of
 from .history import History, Item, Segment
 from .request import Handle, IntArray
 from .scoring import score_choices
 from .template import TemplateSession
-from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from .executor import EngineExecutor
 
 SCORE_ONLY = SamplingParams(max_new_tokens=0, temperature=0.0, seed=0)
 _REWRITES = (
     "the chat template changed the conversation before this message; what was cached of it"
     " cannot be used from there on"
 )
+_LONG_CHARACTERS = 50_000
 _NONE = np.empty(0, np.int32)
-
-
-class EngineExecutor:
-    """Opens contexts over one engine and one model's tokenizer and chat template.
-
-    ``draws`` gives seeds to generations that come without one.
-    """
-
-    def __init__(
-        self,
-        engine: EngineClient,
-        tokenizer: Tokenizer,
-        context_length: int,
-        draws: random.Random | None = None,
-    ) -> None:
-        self.engine = engine
-        self.tokenizer = tokenizer
-        self.context_length = context_length
-        self._draws = draws or random.Random()
-        self._secret = os.urandom(32)
-
-    def open(self, program: int, cache_salt: str | None = None) -> EngineContext:
-        return EngineContext(self, program, self.namespace(cache_salt))
-
-    def namespace(self, cache_salt: str | None) -> bytes:
-        """The radix tree's namespace: of its own for each salt, which only its knower can hit."""
-        if cache_salt is None:
-            return b""
-        return hmac.new(
-            self._secret, cache_salt.encode("utf-8", "replace"), hashlib.sha256
-        ).digest()
-
-    def resolve(self, params: SamplingParams, prompt_tokens: int) -> EngineSampling:
-        seed = self._draws.getrandbits(31) if params.seed is None else params.seed
-        return resolve(params, seed, prompt_tokens, self.context_length, self.tokenizer)
 
 
 class EngineContext:
@@ -178,8 +139,17 @@ class EngineContext:
 
     # --- cutting text into tokens ---
 
-    def tokens_with(self, extra: str = "") -> list[int]:
-        """The tokens after the settled ones if ``extra`` were the end of the text."""
+    async def tokens_with(self, extras: Sequence[str]) -> list[list[int]]:
+        """For each extra text: the tokens after the settled ones if it were the end of the text.
+
+        Long texts are cut in a thread, so that other programs go on meanwhile.
+        """
+        size = sum(len(item[0]) for item in self._pending if isinstance(item, tuple))
+        if size * len(extras) < _LONG_CHARACTERS:
+            return [self._cut(extra) for extra in extras]
+        return await asyncio.to_thread(lambda: [self._cut(extra) for extra in extras])
+
+    def _cut(self, extra: str) -> list[int]:
         items = [*self._pending, (extra, self._role is None)] if extra else self._pending
         tokens: list[int] = []
         run: list[Segment] = []
@@ -198,9 +168,9 @@ class EngineContext:
         start = first and self._prepend and not len(self._ids)
         return self._executor.tokenizer.encode_segments(run, start=start)
 
-    def _prompt(self) -> IntArray:
+    async def _prompt(self) -> IntArray:
         """All tokens as of now. A prompt of nothing starts with the model's first token."""
-        tokens = self.tokens_with()
+        (tokens,) = await self.tokens_with([""])
         if not tokens and not len(self._ids):
             bos = self._executor.tokenizer.bos_id
             tokens = [] if bos is None else [bos]
@@ -236,7 +206,7 @@ class EngineContext:
         self, sampling: SamplingParams, name: str | None, on_delta: OnDelta | None
     ) -> list[GenResult]:
         del name
-        prompt = self._prompt()
+        prompt = await self._prompt()
         first = self.generation(prompt, sampling)
         keep = first.keep = self._executor.engine.new_handle()
 
@@ -245,10 +215,8 @@ class EngineContext:
                 on_delta(text, meta)
 
         jobs = [first.run(on_piece if on_delta is not None else None)]
-        for index in range(1, sampling.n):
-            seed = first.sampling.seed + index
-            other = msgspec.structs.replace(first.sampling, seed=seed)
-            jobs.append(replace(first, sampling=other, keep=None).run())
+        others = [replace(first.sample(i), keep=None) for i in range(1, sampling.n)]
+        jobs += [other.run() for other in others]
         try:
             samples: list[Sample] = [await jobs[0]] if len(jobs) == 1 else await all_of(jobs)
         except BaseException:
@@ -276,7 +244,7 @@ class EngineContext:
         return SelectResult(scored.index, scored.meta)
 
     async def warm(self) -> None:
-        prompt = self._prompt()
+        prompt = await self._prompt()
         if len(prompt):
             await self.generation(prompt, SCORE_ONLY).run()
 

@@ -8,6 +8,7 @@ from ..protocol.sampling import SamplingParams
 from .tokenizer import Tokenizer
 
 DEFAULT_NEW_TOKENS = 1024
+MAX_SEED = 2**63 - 1
 
 
 def resolve(
@@ -46,7 +47,7 @@ def resolve(
         frequency_penalty=params.frequency_penalty,
         presence_penalty=params.presence_penalty,
         repetition_penalty=params.repetition_penalty,
-        seed=seed,
+        seed=seed & MAX_SEED,
         bias_ids=tuple(params.logit_bias),
         bias_values=tuple(params.logit_bias.values()),
         logprobs=params.return_logprob or params.top_logprobs_num > 0,

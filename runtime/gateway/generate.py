@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -13,7 +12,7 @@ from ..protocol.errors import BadInputError
 from ..protocol.messages import Generate, Generated
 from ..protocol.meta import MetaInfo
 from ..protocol.sampling import sampling_from
-from .context import EngineExecutor
+from .executor import EngineExecutor
 from .generation import Generation, all_of
 from .request import IntArray
 
@@ -42,10 +41,8 @@ async def generate(
     )
     jobs = []
     for index in range(params.n):
-        seed = first.sampling.seed + index
-        sampling = msgspec.structs.replace(first.sampling, seed=seed)
         on_piece = _piece(message.rid, index, params.n, tell) if message.stream else None
-        jobs.append(replace(first, sampling=sampling).run(on_piece))
+        jobs.append(first.sample(index).run(on_piece))
     samples = await all_of(jobs)
     texts, ids = [sample.text for sample in samples], [sample.tokens for sample in samples]
     if message.stream:

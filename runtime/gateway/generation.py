@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
+
+import msgspec
 
 from ..protocol.messages import EngineSampling, Finish
 from ..protocol.meta import FinishReason, MetaInfo
 from ..protocol.sampling import SamplingParams
 from .detokenizer import Detokenizer
 from .engine_client import EngineClient
+from .engine_sampling import MAX_SEED
 from .logprobs import output_entries, prompt_entries, special_text
 from .request import EngineRequest, Handle, IntArray
 from .tokenizer import Tokenizer
@@ -51,6 +54,11 @@ class Generation:
     program: int = 0
     name: str | None = None
     """``id`` in the meta info; by default made of the program's and the request's number."""
+
+    def sample(self, index: int) -> Generation:
+        """The same for another sample: with a seed of its own."""
+        seed = (self.sampling.seed + index) & MAX_SEED
+        return replace(self, sampling=msgspec.structs.replace(self.sampling, seed=seed))
 
     async def run(self, on_piece: OnPiece | None = None) -> Sample:
         """Raises what the engine reports. Cancelled, it aborts the request."""

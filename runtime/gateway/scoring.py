@@ -62,9 +62,9 @@ async def score_choices(
         if not choice:
             raise BadInputError(f"choice {number} of select is empty", param="choices")
     if boundary == "exact":
-        candidates = _exact(context, tokenizer, choices)
+        candidates = await _exact(context, tokenizer, choices)
     else:
-        candidates = _plain(context, choices)
+        candidates = await _plain(context, choices)
     scores, cached = await _score(context, candidates)
     alone = None
     if method == "unconditional_likelihood_normalized":
@@ -100,12 +100,14 @@ async def score_choices(
     return Scored(decision.index, winner.ids, meta)
 
 
-def _exact(context: EngineContext, tokenizer: Tokenizer, choices: Sequence[str]) -> list[Candidate]:
-    """Prompt and choice tokenized together; scored from where the tokens of all part, which may be
-    before the choice begins when it changes how the prompt's end is cut."""
+async def _exact(
+    context: EngineContext, tokenizer: Tokenizer, choices: Sequence[str]
+) -> list[Candidate]:
+    """Prompt and choice tokenized together; scored from where the tokens of all part, which may
+    be before the choice begins when it changes how the prompt's end is cut."""
     settled = context.settled()
-    tokens = [context.tokens_with(choice) for choice in choices]
-    shared = _common_prefix([context.tokens_with(), *tokens])
+    bare, *tokens = await context.tokens_with(["", *choices])
+    shared = _common_prefix([bare, *tokens])
     return [
         Candidate(
             np.concatenate([settled, np.asarray(ids, np.int32)]),
@@ -116,9 +118,10 @@ def _exact(context: EngineContext, tokenizer: Tokenizer, choices: Sequence[str])
     ]
 
 
-def _plain(context: EngineContext, choices: Sequence[str]) -> list[Candidate]:
+async def _plain(context: EngineContext, choices: Sequence[str]) -> list[Candidate]:
     """Prompt and choice tokenized apart."""
-    prompt = np.concatenate([context.settled(), np.asarray(context.tokens_with(), np.int32)])
+    (bare,) = await context.tokens_with([""])
+    prompt = np.concatenate([context.settled(), np.asarray(bare, np.int32)])
     candidates: list[Candidate] = []
     for choice in choices:
         ids = context.encode_alone(choice)

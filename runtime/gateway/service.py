@@ -16,7 +16,6 @@ from ..program.events import Done, Event
 from ..program.instructions import Instruction, Program
 from ..program.interpreter import Interpreter
 from ..program.limits import Limits
-from ..protocol.codec import Codec
 from ..protocol.errors import AbortedError, BackendError, ErrorInfo, ProgramError, RametError
 from ..protocol.messages import (
     PROTOCOL_VERSION,
@@ -26,28 +25,23 @@ from ..protocol.messages import (
     ClientMessage,
     Control,
     ControlReply,
-    GatewayMessage,
     Generate,
     Generated,
     GenerateFailed,
     Hello,
     OpenProgram,
     ProgramEvents,
-    Refused,
     RegisterProgram,
     Welcome,
 )
 from .client import Client
-from .context import EngineExecutor
+from .clients import Clients
 from .control import flush_cache, server_info
+from .executor import EngineExecutor
 from .generate import generate
 from .running import RunningProgram
-from .wire import Wire
 
 log = logging.getLogger(__name__)
-
-RETRY_S = 0.005
-PROBE_S = 1.0
 
 _encoder = msgspec.msgpack.Encoder()
 _programs = msgspec.msgpack.Decoder(Program)
@@ -60,7 +54,7 @@ class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True):
     message_bytes: int = 64 << 20
     buffered_bytes: int = 32 << 20
     programs: int = 10_000
-    registered: int = 1_000
+    registered: int = 10_000
     requests: int = 10_000
     program: Limits = Limits()
 
@@ -69,7 +63,7 @@ class Service:
     """Serves clients on a bound ROUTER socket. Lives on one asyncio loop; make it inside that loop.
 
     A message that is malformed, too large or out of place is answered with `Refused` and a log
-    line. A client that is gone has its programs cancelled and its work in the engine aborted.
+    line; what is wrong with one program or request is told to that one.
     """
 
     def __init__(
@@ -89,15 +83,12 @@ class Service:
         self._tokenizer_folder = tokenizer_folder
         self._api_key = api_key
         self._limits = limits or ServiceLimits()
-        self._codec: Codec[ClientMessage] = Codec(ClientMessage, self._limits.message_bytes)
-        self._clients: dict[bytes, Client] = {}
         self._numbers = itertools.count(1)
         self._draining = False
-        self._blocked: set[Client] = set()
         self._loop = asyncio.get_running_loop()
-        self._wire = Wire(socket, self._on_frames)
-        self._probe_timer = self._loop.call_later(PROBE_S, self._probe)
-        self._retry_timer: asyncio.TimerHandle | None = None
+        self._clients = Clients(
+            socket, self._on_message, self._limits.message_bytes, self._limits.buffered_bytes
+        )
         self._handlers: dict[type, Callable[[Client, Any], None]] = {
             OpenProgram: self._open,
             RegisterProgram: self._register,
@@ -111,7 +102,7 @@ class Service:
     @property
     def programs(self) -> int:
         """Programs that run now."""
-        return sum(len(client.programs) for client in self._clients.values())
+        return sum(len(client.programs) for client in self._clients)
 
     @property
     def clients(self) -> int:
@@ -121,33 +112,13 @@ class Service:
         """Take no more work, give what runs ``drain_s`` seconds, then cancel it and close."""
         self._draining = True
         deadline = self._loop.time() + drain_s
-        while self._loop.time() < deadline and any(c.busy for c in self._clients.values()):
+        while self._loop.time() < deadline and any(c.busy for c in self._clients):
             await asyncio.sleep(0.01)
-        waits = [w for c in self._clients.values() for w in c.drop("the server is shutting down")]
+        waits = [w for c in self._clients for w in c.drop("the server is shutting down")]
         if waits:
             await asyncio.wait(waits, timeout=2.0)
         await asyncio.sleep(0)  # programs announce their last events one turn later
-        self._probe_timer.cancel()
-        if self._retry_timer is not None:
-            self._retry_timer.cancel()
-        self._wire.close(linger_ms=200)
-
-    # --- frames ---
-
-    def _on_frames(self, frames: list[bytes]) -> None:
-        client = self._clients.get(frames[0])
-        if client is None:
-            client = self._clients[frames[0]] = Client(frames[0], self._wire)
-        try:
-            if len(frames) != 2:
-                raise BackendError(f"a message is one frame, not {len(frames) - 1}")
-            self._on_message(client, self._codec.decode(frames[1]))
-        except RametError as error:
-            log.warning("refused a message of %s: %s", client.name or "a client", error)
-            self._send(client, Refused(error=ErrorInfo.of(error)))
-        except Exception as error:
-            log.exception("a message broke its handler")
-            self._send(client, Refused(error=ErrorInfo.of(error)))
+        self._clients.close(linger_ms=200)
 
     def _on_message(self, client: Client, message: ClientMessage) -> None:
         if isinstance(message, Hello):
@@ -156,47 +127,6 @@ class Service:
             raise BackendError("the first message of a connection must be hello")
         else:
             self._handlers[type(message)](client, message)
-
-    def _send(self, client: Client, message: GatewayMessage) -> None:
-        self._attempt(client, lambda: client.send(message))
-
-    def _attempt(self, client: Client, action: Callable[[], None]) -> None:
-        """Send something; a client that is gone loses its work, a slow one is tried again."""
-        if self._clients.get(client.identity) is not client:
-            return
-        try:
-            action()
-        except zmq.ZMQError as error:
-            log.info("%s is gone: %s", client.name or "a client", error)
-            self._lose(client)
-            return
-        if client.blocked:
-            self._blocked.add(client)
-            if self._retry_timer is None:
-                self._retry_timer = self._loop.call_later(RETRY_S, self._retry)
-
-    def _retry(self) -> None:
-        self._retry_timer = None
-        blocked, self._blocked = self._blocked, set()
-        for client in blocked:
-            self._attempt(client, client.retry)
-            if client.blocked and client.waiting_bytes > self._limits.buffered_bytes:
-                log.warning("%s does not read; its work is cancelled", client.name or "a client")
-                self._lose(client)
-
-    def _lose(self, client: Client) -> None:
-        self._clients.pop(client.identity, None)
-        self._blocked.discard(client)
-        client.drop("the client is gone")
-
-    def _probe(self) -> None:
-        """Send each client an empty list of events: sending is how a ROUTER learns who is gone."""
-        self._probe_timer = self._loop.call_later(PROBE_S, self._probe)
-        empty = msgspec.Raw(_encoder.encode([]))
-        for client in list(self._clients.values()):
-            if not client.blocked:
-                pid = next(iter(client.programs), -1)
-                self._send(client, ProgramEvents(pid=pid, events=empty))
 
     # --- messages, one method each ---
 
@@ -210,7 +140,7 @@ class Service:
         if self._api_key is not None and not hmac.compare_digest(given, self._api_key.encode()):
             raise BackendError("the API key is missing or wrong")
         client.welcomed = True
-        client.name = message.client[:100]
+        client.name = "".join(filter(str.isprintable, message.client[:100]))
         welcome = Welcome(
             version=PROTOCOL_VERSION,
             server=f"ramet {self.version}".strip(),
@@ -218,7 +148,7 @@ class Service:
             context_length=self.executor.context_length,
             tokenizer=self._tokenizer_folder,
         )
-        self._send(client, welcome)
+        self._clients.send(client, welcome)
 
     def _open(self, client: Client, message: OpenProgram) -> None:
         if message.pid in client.programs:
@@ -231,7 +161,7 @@ class Service:
             program = self._program(client, message)
         except RametError as error:
             done = msgspec.Raw(_encoder.encode([Done(ErrorInfo.of(error))]))
-            self._send(client, ProgramEvents(pid=message.pid, events=done))
+            self._clients.send(client, ProgramEvents(pid=message.pid, events=done))
             return
 
         def make(emit: Callable[[list[Event]], None]) -> Interpreter:
@@ -247,7 +177,7 @@ class Service:
             )
 
         def ready(running: RunningProgram) -> None:
-            self._attempt(client, lambda: client.send_events(running))
+            self._clients.attempt(client, lambda: client.send_events(running))
 
         running = RunningProgram(message.pid, make, ready)
         client.programs[message.pid] = running
@@ -291,13 +221,13 @@ class Service:
         key = f"generate {message.rid}"
         if key in client.tasks:
             error = ProgramError(f"request {message.rid!r} is running already")
-            self._send(client, GenerateFailed(rid=message.rid, error=ErrorInfo.of(error)))
+            self._clients.send(client, GenerateFailed(rid=message.rid, error=ErrorInfo.of(error)))
             return
 
         async def work() -> None:
             reply = await self._generated(client, message)
             client.tasks.pop(key, None)  # first, as the answer may be asked again at once
-            self._send(client, reply)
+            self._clients.send(client, reply)
 
         self._spawn(client, key, work())
 
@@ -307,7 +237,7 @@ class Service:
                 raise BackendError("the server takes no more requests now")
             number = next(self._numbers)
             return await generate(
-                self.executor, message, number, lambda piece: self._send(client, piece)
+                self.executor, message, number, lambda piece: self._clients.send(client, piece)
             )
         except asyncio.CancelledError:
             error = ErrorInfo.of(AbortedError("the request was aborted"))
@@ -332,7 +262,7 @@ class Service:
                 reply = ControlReply(id=message.id, error=ErrorInfo.of(error))
             else:
                 reply = ControlReply(id=message.id, data=data)
-            self._send(client, reply)
+            self._clients.send(client, reply)
 
         self._spawn(client, f"control {message.id}", work())
 

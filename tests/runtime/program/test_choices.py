@@ -5,7 +5,6 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from ramet.runtime.program.choices import choose
 from ramet.runtime.protocol import BadInputError
 

@@ -17,8 +17,8 @@ import tokenizers
 import zmq
 from ramet.runtime.engine.stops import StopMatcher
 from ramet.runtime.gateway.assembly import router
-from ramet.runtime.gateway.context import EngineExecutor
 from ramet.runtime.gateway.engine_client import EngineClient
+from ramet.runtime.gateway.executor import EngineExecutor
 from ramet.runtime.gateway.service import Service, ServiceLimits
 from ramet.runtime.gateway.token_bytes import BYTE_CHARACTERS
 from ramet.runtime.gateway.tokenizer import Tokenizer

@@ -1,0 +1,119 @@
+"""All connected clients of one socket: whose message it is, who is slow, who is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+
+import msgspec
+import zmq
+
+from ..protocol.codec import Codec
+from ..protocol.errors import BackendError, ErrorInfo, RametError
+from ..protocol.messages import ClientMessage, GatewayMessage, ProgramEvents, Refused
+from .client import Client
+from .wire import Wire
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.005
+PROBE_S = 1.0
+
+_NO_EVENTS = msgspec.Raw(b"\x90")
+
+OnMessage = Callable[[Client, ClientMessage], None]
+
+
+class Clients:
+    """Gives each valid message to ``on_message``; what that raises is answered with `Refused`.
+
+    A client that cannot be reached, or that leaves more than ``buffered_bytes`` unread, is dropped:
+    its programs are cancelled and its work in the engine aborted.
+    """
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        on_message: OnMessage,
+        message_bytes: int,
+        buffered_bytes: int,
+    ) -> None:
+        self._on_message = on_message
+        self._buffered_bytes = buffered_bytes
+        self._codec: Codec[ClientMessage] = Codec(ClientMessage, message_bytes)
+        self._clients: dict[bytes, Client] = {}
+        self._blocked: set[Client] = set()
+        self._loop = asyncio.get_running_loop()
+        self._wire = Wire(socket, self._on_frames)
+        self._probe_timer = self._loop.call_later(PROBE_S, self._probe)
+        self._retry_timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def __iter__(self) -> Iterator[Client]:
+        return iter(list(self._clients.values()))
+
+    def close(self, linger_ms: int) -> None:
+        """Close the socket; what it still holds gets ``linger_ms`` to go out."""
+        self._probe_timer.cancel()
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+        self._wire.close(linger_ms)
+
+    def send(self, client: Client, message: GatewayMessage) -> None:
+        """Send a message, now or when the client reads again."""
+        self.attempt(client, lambda: client.send(message))
+
+    def attempt(self, client: Client, action: Callable[[], None]) -> None:
+        """Send something; a client that is gone loses its work, a slow one is tried again."""
+        if self._clients.get(client.identity) is not client:
+            return
+        try:
+            action()
+        except zmq.ZMQError as error:
+            log.info("%s is gone: %s", client.name or "a client", error)
+            self._lose(client)
+            return
+        if client.blocked:
+            self._blocked.add(client)
+            if self._retry_timer is None:
+                self._retry_timer = self._loop.call_later(RETRY_S, self._retry)
+
+    def _retry(self) -> None:
+        self._retry_timer = None
+        blocked, self._blocked = self._blocked, set()
+        for client in blocked:
+            self.attempt(client, client.retry)
+            if client.blocked and client.waiting_bytes > self._buffered_bytes:
+                log.warning("%s does not read; its work is cancelled", client.name or "a client")
+                self._lose(client)
+
+    def _lose(self, client: Client) -> None:
+        self._clients.pop(client.identity, None)
+        self._blocked.discard(client)
+        client.drop("the client is gone")
+
+    def _probe(self) -> None:
+        """Send each client an empty list of events: sending is how a ROUTER learns who is gone."""
+        self._probe_timer = self._loop.call_later(PROBE_S, self._probe)
+        for client in list(self._clients.values()):
+            if not client.blocked:
+                pid = next(iter(client.programs), -1)
+                self.send(client, ProgramEvents(pid=pid, events=_NO_EVENTS))
+
+    def _on_frames(self, frames: list[bytes]) -> None:
+        client = self._clients.get(frames[0])
+        if client is None:
+            client = self._clients[frames[0]] = Client(frames[0], self._wire)
+        try:
+            if len(frames) != 2:
+                raise BackendError(f"a message is one frame, not {len(frames) - 1}")
+            self._on_message(client, self._codec.decode(frames[1]))
+        except RametError as error:
+            log.warning("refused a message of %s: %s", client.name or "a client", error)
+            self.send(client, Refused(error=ErrorInfo.of(error)))
+        except Exception as error:
+            log.exception("a message broke its handler")
+            self.send(client, Refused(error=ErrorInfo.of(error)))
