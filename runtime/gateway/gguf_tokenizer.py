@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
@@ -34,7 +35,7 @@ def gguf_tokenizer(gguf: GGUFFile) -> tuple[Tokenizer, tuple[int, ...]]:
     """The tokenizer, and the ids it puts before a text. Raises `ModelError`."""
     metadata = gguf.metadata
     kind = metadata.get("tokenizer.ggml.model")
-    if not isinstance(metadata.get("tokenizer.ggml.tokens"), list):
+    if not _is_texts(metadata.get("tokenizer.ggml.tokens")):
         raise ModelError(f"{gguf.path} holds no tokenizer")
     if kind == "gpt2":
         tokenizer = _byte_level(gguf)
@@ -49,8 +50,14 @@ def _prefix(metadata: dict[str, Any], kind: str) -> tuple[int, ...]:
     by_default = kind == "llama" or _pre(metadata) in _LLAMA3
     bos = metadata.get("tokenizer.ggml.bos_token_id")
     if metadata.get("tokenizer.ggml.add_bos_token", by_default) and isinstance(bos, int):
+        if not 0 <= bos < len(metadata["tokenizer.ggml.tokens"]):
+            raise ModelError(f"the first token {bos} of the tokenizer is not in its vocabulary")
         return (bos,)
     return ()
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def _pre(metadata: dict[str, Any]) -> str:
@@ -60,7 +67,9 @@ def _pre(metadata: dict[str, Any]) -> str:
 def _byte_level(gguf: GGUFFile) -> Tokenizer:
     metadata = gguf.metadata
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    merges: list[str] = metadata.get("tokenizer.ggml.merges", [])
+    merges = metadata.get("tokenizer.ggml.merges", [])
+    if not _is_texts(merges):
+        raise ModelError(f"{gguf.path}: the merges of its tokenizer are no texts")
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     if any(len(pair) != 2 for pair in pairs):
         raise ModelError(f"{gguf.path}: a merge of its tokenizer is not a pair")
@@ -88,10 +97,14 @@ def _bpe(gguf: GGUFFile, tokens: list[str], pairs: list[Any], **options: Any) ->
 def _add_tokens(tokenizer: Tokenizer, gguf: GGUFFile) -> None:
     """Control tokens are special; user-defined ones are found in any text before it is cut."""
     tokens: list[str] = gguf.metadata["tokenizer.ggml.tokens"]
-    types = gguf.metadata.get("tokenizer.ggml.token_type", ())
+    types = gguf.metadata.get("tokenizer.ggml.token_type")
+    if types is None:
+        return
+    if not isinstance(types, np.ndarray):
+        raise ModelError(f"{gguf.path}: the types of its tokens are no numbers")
     special: list[str | AddedToken] = []
     plain: list[str | AddedToken] = []
-    for token, kind in zip(tokens, types, strict=False):
+    for token, kind in zip(tokens, types.tolist()):
         if kind in (_CONTROL, _UNKNOWN):
             special.append(AddedToken(token, special=True, normalized=False))
         elif kind == _USER_DEFINED:
@@ -170,10 +183,11 @@ def _merges_by_score(gguf: GGUFFile) -> list[tuple[str, str]]:
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     scores = metadata.get("tokenizer.ggml.scores")
     types = metadata.get("tokenizer.ggml.token_type")
-    if scores is None or types is None or not len(scores) == len(types) == len(tokens):
+    known = isinstance(scores, np.ndarray) and isinstance(types, np.ndarray)
+    if not known or not len(scores) == len(types) == len(tokens):
         raise ModelError(f"{gguf.path}: its tokenizer has no score and type for every token")
     normal = {token for token, kind in zip(tokens, types.tolist()) if kind == 1}
-    order = (-scores).argsort(kind="stable").tolist()
+    order = (-scores.astype(np.float64)).argsort(kind="stable").tolist()
     merges: list[tuple[str, str]] = []
     for number in order:
         piece = tokens[number]

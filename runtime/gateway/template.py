@@ -31,6 +31,7 @@ class ChatTemplate:
         self.source = source
         self._named_tokens = dict(named_tokens or {})
         self._skeletons: dict[tuple[tuple[str, ...], bool, bool], str | BadInputError] = {}
+        self._remembered = 0
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -81,12 +82,20 @@ class ChatTemplate:
                 found = self.render(messages, generation)
             except BadInputError as error:
                 found = error
-            if len(self._skeletons) >= _MAX_SKELETONS:
-                self._skeletons.clear()
-            self._skeletons[key] = found
+            self._remember(key, found)
         if isinstance(found, BadInputError):
             raise BadInputError(found.message)
         return found
+
+    def _remember(
+        self, key: tuple[tuple[str, ...], bool, bool], found: str | BadInputError
+    ) -> None:
+        size = _SKELETON_BYTES + (len(found) if isinstance(found, str) else 0) + 8 * len(key[0])
+        if self._remembered + size > _MAX_REMEMBERED:
+            self._skeletons.clear()
+            self._remembered = 0
+        self._skeletons[key] = found
+        self._remembered += size
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +240,8 @@ class TemplateSession:
 
 
 _SENTINEL = "\ue000[0-9]+\ue001"
-_MAX_SKELETONS = 4096
+_SKELETON_BYTES = 200
+_MAX_REMEMBERED = 16 << 20
 
 
 def sentinel(number: int) -> str:

@@ -40,6 +40,7 @@ _TIED = {"gemma3": True}
 def read_hf(config: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
     """Raises `ModelError` naming what is unknown or missing."""
     name = _architecture(config)
+    _refuse_quantized(config)
     text = _Fields({**config, **(config.get("text_config") or {})})
     heads = text.integer("num_attention_heads")
     hidden = text.integer("hidden_size")
@@ -124,6 +125,14 @@ def _architecture(config: dict[str, Any]) -> str:
     shown = ", ".join(declared) or str(model_type)
     known = ", ".join(sorted(_ARCHITECTURES))
     raise ModelError(f"unknown architecture {shown}; known are {known}")
+
+
+def _refuse_quantized(config: dict[str, Any]) -> None:
+    """Packed weights read as plain ones would give noise. ``gguf`` only tells of an origin."""
+    quantization = config.get("quantization_config") or {}
+    method = quantization.get("quant_method")
+    if quantization and method != "gguf":
+        raise ModelError(f"the weights are quantized by {method}, which cannot be read yet")
 
 
 def _activation(text: _Fields) -> Activation:

@@ -164,6 +164,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"num_hidden_layers": 0}, "num_layers is 0"),
     ({"num_attention_heads": 0}, "num_heads is 0"),
     ({"head_dim": 5}, "head_dim 5"),
+    ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantized by awq"),
     ({"head_dim": 0}, "scaled by 1/√0"),
     ({"hidden_size": -64, "head_dim": 16}, "hidden_size is -64"),
 ]

@@ -183,6 +183,9 @@ def test_what_is_not_known(write: Write, trained: dict[str, Any]) -> None:
     for key, value, message in [
         ("model", "bert", "unknown tokenizer 'bert'"),
         ("tokens", None, "holds no tokenizer"),
+        ("tokens", [b"bytes"], "holds no tokenizer"),
+        ("merges", 3, "no texts"),
+        ("token_type", 3, "no numbers"),
         ("merges", ["onlyone"], "not a pair"),
         ("merges", ["not there"], "inconsistent"),
     ]:
@@ -193,6 +196,8 @@ def test_what_is_not_known(write: Write, trained: dict[str, Any]) -> None:
     spm = write(trained["never"], "llama")
     for key, value, message in [
         ("scores", None, "no score"),
+        ("scores", 1.5, "no score"),
+        ("bos_token_id", 10**6, "first token 1000000"),
         ("unknown_token_id", 10**6, "unknown token"),
     ]:
         damaged = GGUFFile(spm.path)
