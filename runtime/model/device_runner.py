@@ -421,11 +421,11 @@ def build_device_runner(
             slots = min(slots, config.max_total_tokens)
         slots = slots // PAGE * PAGE
         if slots < PAGE:
+            allowed = total * config.mem_fraction_static
             raise ModelError(
                 f"no room for KV: weights take {used / 2**30:.1f} GiB and the largest step "
-                f"{peak / 2**30:.1f} of {
-                    total * config.mem_fraction_static / 2**30:.1f} GiB; raise "
-                "mem_fraction_static or lower chunked_prefill_size"
+                f"{peak / 2**30:.1f} of {allowed / 2**30:.1f} GiB; raise mem_fraction_static or "
+                "lower chunked_prefill_size"
             )
         runner.take_memory(slots + PAGE)
         spent(f"KV for {slots} tokens, {slots * each / 2**30:.2f} GiB")
