@@ -183,8 +183,9 @@ def _merges_by_score(gguf: GGUFFile) -> list[tuple[str, str]]:
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     scores = metadata.get("tokenizer.ggml.scores")
     types = metadata.get("tokenizer.ggml.token_type")
-    known = isinstance(scores, np.ndarray) and isinstance(types, np.ndarray)
-    if not known or not len(scores) == len(types) == len(tokens):
+    if not isinstance(scores, np.ndarray) or not isinstance(types, np.ndarray):
+        raise ModelError(f"{gguf.path}: its tokenizer has no scores or no types")
+    if not len(scores) == len(types) == len(tokens):
         raise ModelError(f"{gguf.path}: its tokenizer has no score and type for every token")
     normal = {token for token, kind in zip(tokens, types.tolist()) if kind == 1}
     order = (-scores.astype(np.float64)).argsort(kind="stable").tolist()

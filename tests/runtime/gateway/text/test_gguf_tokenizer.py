@@ -197,8 +197,8 @@ def test_what_is_not_known(write: Write, trained: dict[str, Any]) -> None:
     for key, value, message in [
         ("scores", None, "no score"),
         ("scores", 1.5, "no score"),
-        ("bos_token_id", 10**6, "first token 1000000"),
         ("unknown_token_id", 10**6, "unknown token"),
+        ("bos_token_id", 10**6, "first token 1000000"),
     ]:
         damaged = GGUFFile(spm.path)
         damaged.metadata[f"tokenizer.ggml.{key}"] = value
