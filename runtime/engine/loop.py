@@ -26,8 +26,9 @@ from ..protocol.messages import (
     TopLogprobs,
 )
 from ..scheduler.batch import IntArray, PositionLogprobs, StepResult
+from ..scheduler.building import Planned
 from ..scheduler.request import Request, make_tokens
-from ..scheduler.scheduler import MustDrain, Planned, Scheduler
+from ..scheduler.scheduler import MustDrain, Scheduler
 from .connections import BEAT_SECONDS, Connection, Connections
 from .stops import StopMatcher
 

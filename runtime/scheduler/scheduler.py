@@ -13,7 +13,8 @@ from ..memory.page_pool import SlotArray
 from ..memory.radix_tree import Node
 from ..protocol.errors import ContextLengthError, RametError
 from .admission import Admission
-from .batch import FROM_DEVICE, IntArray, LongArray, NewRow, StepBatch
+from .batch import IntArray, NewRow
+from .building import Planned, StepBuilder
 from .policies import POLICIES, aged_first
 from .request import Request
 from .rows import DECODE, EMPTY, PREFILL, Rows
@@ -32,24 +33,12 @@ class Limits:
     context_length: int = 8192
     step_tokens: int = 512
     """Prefill tokens a step, beside the decodes."""
+    prompt_sizes: tuple[int, ...] = ()
+    """Sizes, in tokens, of steps without decodes that the runner has captured, ascending. Where
+    there are any, such steps take turns with decodes instead of sharing steps with them."""
     max_waiting: int = 65536
     ageing: float = 5.0
     """Seconds after which a waiting request goes before those that a policy prefers."""
-
-
-@dataclass(slots=True)
-class Planned:
-    """A step that was planned: the batch, and which requests its samples belong to."""
-
-    batch: StepBatch
-    rows: IntArray
-    """[S] rows that sample."""
-    epochs: LongArray
-    """[S] to tell a row's request from a later one of the same row."""
-    scored: list[tuple[Request, int]]
-    """The request and first position of each entry of ``batch.prompt_logprobs``."""
-    ended: list[Request]
-    """Requests that this step ends without a sample (they only wanted their prompt computed)."""
 
 
 class MustDrain(Exception):  # noqa: N818 - a signal between two modules, not a failure
@@ -86,6 +75,7 @@ class Scheduler:
         self._serial = 0
         self._new_rows: list[NewRow] = []
         self._moves: list[tuple[int, IntArray]] = []
+        self._prompts_next = False
 
     # --- requests come and go -------------------------------------------------------------------
 
@@ -141,84 +131,46 @@ class Scheduler:
         ``drained``: every earlier step's samples are known. If they are not and a request must be
         retracted, raises `MustDrain` with nothing changed.
         """
+        builder = StepBuilder(self.rows)
+        if not self._prompts_alone():
+            builder.add_decodes(*self._grow_decodes(drained))
+            self._prompts_next = True
+            if not builder.count or not self.limits.prompt_sizes:
+                self._add_prompts(builder, self.limits.step_tokens)
+        else:
+            self._add_prompts(builder, self.limits.prompt_sizes[-1])
+            self._prompts_next = False
+            if not builder.count:
+                builder.add_decodes(*self._grow_decodes(drained))
+        planned = builder.build(self._new_rows, self._moves)
+        if planned is not None:
+            self._new_rows, self._moves = [], []
+            self._admission.step()
+        return planned
+
+    def _prompts_alone(self) -> bool:
+        """Whether this step holds prompts without decodes: where such steps are captured, they take
+        turns with those that decode, and only when nothing decodes may a step be larger."""
+        if not self.limits.prompt_sizes or not self._prompts_next:
+            return False
         rows = self.rows
-        decodes, slots = self._grow_decodes(drained)
-        steps: list[IntArray] = []
-        scored: list[tuple[Request, int]] = []
-        ended: list[Request] = []
-        item_rows: list[int] = []
-        q_lens: list[int] = []
-        ids: list[IntArray] = []
-        where: list[IntArray] = []
-        samples: list[int] = []
-        plan_logprobs: list[tuple[int, int, int]] = []
-        targets: list[IntArray] = []
+        return bool(((rows.state == DECODE) & (rows.sampled < rows.max_new)).any())
 
-        if len(decodes):
-            steps.append(rows.sampled[decodes])
-            known = rows.known[decodes]
-            position = rows.computed[decodes]
-            tokens = rows.tokens[decodes, position]
-            ids.append(np.where(position < known, tokens, FROM_DEVICE).astype(np.int32))
-            where.append(slots)
-            rows.slots[decodes, position] = slots
-            rows.computed[decodes] += 1
-            rows.sampled[decodes] += 1
-
-        budget = self.limits.step_tokens
-        count = len(decodes)
+    def _add_prompts(self, builder: StepBuilder, budget: int) -> None:
+        """Chunks of prompts, as far as the budget goes."""
+        rows = self.rows
         for row in self._prefills(budget):
             request = rows.requests[row]
             assert request is not None
             start = int(rows.computed[row])
             end = min(int(rows.target[row]), start + budget)
             budget -= end - start
-            item = count
-            count += 1
-            item_rows.append(row)
-            q_lens.append(end - start)
-            ids.append(rows.tokens[row, start:end].copy())
-            self._score(request, item, start, end, plan_logprobs, targets, scored)
-            rows.computed[row] = end
-            if end == rows.target[row]:
-                if request.sampling.max_new_tokens > 0:
-                    samples.append(item)
-                    steps.append(rows.sampled[row : row + 1].copy())
-                    rows.sampled[row] += 1
-                    rows.state[row] = DECODE
-                else:
-                    ended.append(request)
+            builder.add_chunk(request, end)
             own = rows.slots[row, start:end].copy()
             self._share(row)
             # What the tree had already is not written again: its twin here was just freed.
-            where.append(np.where(rows.slots[row, start:end] == own, own, SCRATCH).astype(np.int32))
-
-        if count == 0:
-            return None
-        self._admission.step()
-        all_rows = np.concatenate((decodes, np.array(item_rows, np.int32)))
-        sampling = np.concatenate(
-            (np.arange(len(decodes), dtype=np.int32), np.array(samples, np.int32))
-        )
-        sample_rows = all_rows[sampling]
-        batch = StepBatch(
-            rows=all_rows,
-            q_lens=np.concatenate((np.ones(len(decodes), np.int32), np.array(q_lens, np.int32))),
-            kv_lens=rows.computed[all_rows],
-            ids=np.concatenate(ids),
-            slots=np.concatenate(where),
-            samples=sampling,
-            steps=np.concatenate(steps) if steps else np.empty(0, np.int32),
-            new_rows=self._new_rows,
-            moves=self._moves,
-            prompt_logprobs=plan_logprobs,
-            targets=targets,
-            want_logprobs=bool(rows.wants_logprobs[sample_rows].any()),
-            top_logprobs=self._top(sample_rows, scored),
-            num_decodes=len(decodes),
-        )
-        self._new_rows, self._moves = [], []
-        return Planned(batch, sample_rows, rows.epoch[sample_rows], scored, ended)
+            kept = rows.slots[row, start:end]
+            builder.write_to(np.where(kept == own, own, np.int32(SCRATCH)))
 
     def _grow_decodes(self, drained: bool) -> tuple[IntArray, SlotArray]:
         """Rows that decode, each with a slot for its next token; retracts when there are too
@@ -297,28 +249,6 @@ class Scheduler:
         self._siblings.add(request)
         return True
 
-    def _score(
-        self,
-        request: Request,
-        item: int,
-        start: int,
-        end: int,
-        plan: list[tuple[int, int, int]],
-        targets: list[IntArray],
-        scored: list[tuple[Request, int]],
-    ) -> None:
-        """Ask for the log-probs of prompt tokens whose logits this chunk computes."""
-        if not request.wants_prompt_logprobs:
-            return
-        first = max(request.sampling.logprob_start, request.prompt_logprobs_sent, start + 1)
-        last = min(end + 1, request.prompt_len)
-        if first >= last:
-            return
-        plan.append((item, first, last))
-        targets.append(self.rows.tokens[request.row, first:last].copy())
-        scored.append((request, first))
-        request.prompt_logprobs_sent = last
-
     def _share(self, row: int) -> None:
         """Let others use what this row has computed (or will have, when this step has run)."""
         rows = self.rows
@@ -396,10 +326,6 @@ class Scheduler:
         self.num_retracted += 1
         request.overlaps.clear()
         self.waiting.insert(0, request)
-
-    def _top(self, sample_rows: IntArray, scored: list[tuple[Request, int]]) -> int:
-        top = int(self.rows.top_logprobs[sample_rows].max()) if len(sample_rows) else 0
-        return max([top, *(request.sampling.top_logprobs for request, _ in scored)])
 
     def assert_consistent(self) -> None:
         """Every slot is in exactly one set; every held node belongs to a running request."""

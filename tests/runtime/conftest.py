@@ -104,9 +104,11 @@ class World:
     """Scheduler, memory and simulated runner, stepped together (one step in flight if asked)."""
 
     def __init__(self, *, slots=2048, page=16, rows=8, context=512, vocab=50, overlap=False,
-                 step_tokens=64, caching=True, eviction="lru", policy="fcfs"):  # fmt: skip
+                 step_tokens=64, caching=True, eviction="lru", policy="fcfs",
+                 prompt_sizes=()):  # fmt: skip
         self.memory = KVMemory(slots, page, caching=caching, eviction=eviction)
-        limits = Limits(max_rows=rows, context_length=context, step_tokens=step_tokens)
+        limits = Limits(max_rows=rows, context_length=context, step_tokens=step_tokens,
+                        prompt_sizes=prompt_sizes)  # fmt: skip
         self.scheduler = Scheduler(limits, self.memory, policy=policy)
         self.runner = SimulatedRunner(self.memory.total, page, rows, context, vocab)
         self.vocab = vocab

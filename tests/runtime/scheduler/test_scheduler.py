@@ -150,7 +150,8 @@ def test_random_storms_leave_nothing_and_answer_right(
     rng = random.Random(seed)
     world = make_world(slots=320, page=page, rows=6, context=160, vocab=7, overlap=overlap,
                        caching=caching, eviction=eviction,
-                       step_tokens=rng.choice([8, 40, 200]))  # fmt: skip
+                       step_tokens=rng.choice([8, 40, 200]),
+                       prompt_sizes=rng.choice([(), (8, 32)]))  # fmt: skip
     world.scheduler._admission._ratio = 0.1
     stems = [[rng.randrange(7) for _ in range(rng.randint(1, 60))] for _ in range(3)]
     asked = {}
@@ -188,3 +189,30 @@ def test_positions_of_a_page_share_an_aligned_run(make_world):
         run = match.slots[tile : tile + 16]
         assert run[0] % 16 == 0
         assert (np.diff(run) == 1).all()
+
+
+def test_captured_prompt_steps_take_turns_with_decodes(make_world):
+    world = make_world(context=2048, step_tokens=512, prompt_sizes=(16, 64), slots=4096)
+    world.add(0, range(10), 100)
+    world.step()
+    world.add(1, range(500, 1500), 1)
+    kinds = []
+    launch = world.runner.launch
+
+    def watch(batch):
+        kinds.append((batch.num_decodes, batch.num_tokens - batch.num_decodes))
+        return launch(batch)
+
+    world.runner.launch = watch
+    for _ in range(10):
+        world.step()
+    assert kinds == [(1, 0), (0, 64)] * 5 or kinds == [(0, 64), (1, 0)] * 5
+    world.run()
+    world.check(1, range(500, 1500), 1)
+
+
+def test_without_decodes_a_prompt_step_is_as_large_as_allowed(make_world):
+    world = make_world(context=2048, step_tokens=512, prompt_sizes=(16, 64), slots=4096)
+    world.add(0, range(1000), 1)
+    world.step()
+    assert world.runner.computed == 512
