@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import torch
 
-from . import activation, embed, linear, norm, rope
+from . import activation, embed, linear, norm, rope, rows, sampling
+from . import logits as logits_
 from .attention.dispatch import attend
 from .attention.meta import AttentionMeta
-from .reference import sampling
+from .reference import sampling as reference
 
 
 class DeviceOps:
@@ -160,14 +161,57 @@ class DeviceOps:
         """See `Ops.softcap_`."""
         return x.div_(cap).tanh_().mul_(cap)
 
-    greedy = staticmethod(sampling.greedy)
-    penalize_ = staticmethod(sampling.penalize_)
-    add_at_ = staticmethod(sampling.add_at_)
-    mask_ = staticmethod(sampling.mask_)
-    sample = staticmethod(sampling.sample)
-    uniform = staticmethod(sampling.uniform)
-    token_logprobs = staticmethod(sampling.token_logprobs)
-    top_logprobs = staticmethod(sampling.top_logprobs)
+    def greedy(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Ops.greedy`."""
+        return rows.greedy(logits, pdl=self.pdl)
+
+    def penalize_(
+        self,
+        logits: torch.Tensor,
+        index: torch.Tensor,
+        counts: torch.Tensor,
+        repetition: torch.Tensor,
+        frequency: torch.Tensor,
+        presence: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `Ops.penalize_`."""
+        return logits_.penalize_(
+            logits, index, counts, repetition, frequency, presence,
+            prompt_bit=reference.PROMPT_BIT, pdl=self.pdl,
+        )  # fmt: skip
+
+    def mask_(self, logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """See `Ops.mask_`."""
+        return logits_.mask_(logits, mask, pdl=self.pdl)
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        top_k: torch.Tensor,
+        top_p: torch.Tensor,
+        min_p: torch.Tensor,
+        seeds: torch.Tensor,
+        steps: torch.Tensor,
+        *,
+        filtered: bool = True,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Ops.sample`."""
+        return sampling.sample(
+            logits, temperature, top_k, top_p, min_p, seeds, steps, filtered=filtered, pdl=self.pdl
+        )
+
+    def token_logprobs(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """See `Ops.token_logprobs`."""
+        return rows.token_logprobs(logits, ids, pdl=self.pdl)
+
+    def top_logprobs(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Ops.top_logprobs`."""
+        return rows.top_logprobs(logits, k, pdl=self.pdl)
+
+    # Few elements each, and torch's own kernels do not wait for the host here.
+    add_at_ = staticmethod(reference.add_at_)
+    uniform = staticmethod(reference.uniform)
 
 
 OPS = DeviceOps()

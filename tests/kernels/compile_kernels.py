@@ -17,7 +17,17 @@ from typing import Any
 
 import torch
 import triton
-from ramet.kernels import activation, embed, launch, norm, rope, small_batch
+from ramet.kernels import (
+    activation,
+    embed,
+    launch,
+    logits,
+    norm,
+    rope,
+    rows,
+    sampling,
+    small_batch,
+)
 from ramet.kernels.attention import decode, extend, merge
 from ramet.kernels.attention.meta import AttentionMeta
 from triton.backends.compiler import GPUTarget
@@ -132,15 +142,29 @@ def run_launchers(model: str) -> None:
         )  # fmt: skip
         q = empty(tokens, heads, dim)
         decode.decode(q, *caches, meta_for(tokens, tokens, 1, 8192), dim**-0.5, pdl=True)
-    for rows in (1, 8):
-        x, inside = empty(rows, hidden), empty(rows, inner)
+    for few in (1, 8):
+        x, inside = empty(few, hidden), empty(few, inner)
         qkv = (heads + 2 * kv_heads) * dim
         extra = empty(qkv) if biased else None
         small_batch.norm_linear(x, empty(hidden), 1e-5, empty(qkv, hidden), extra, pdl=True)
-        small_batch.linear_add(empty(rows, heads * dim), empty(hidden, heads * dim), x, pdl=True)
+        small_batch.linear_add(empty(few, heads * dim), empty(hidden, heads * dim), x, pdl=True)
         weight = empty(2 * inner, hidden)
         small_batch.norm_gate_up(x, empty(hidden), 1e-5, weight, "silu", pdl=True)
         small_batch.linear_add(inside, empty(hidden, inner), x, pdl=True)
+    for count in (1, 64):
+        x = empty(count, vocabulary, dtype=torch.float32)
+        f32, whole = empty(count, dtype=torch.float32), empty(count, dtype=i64)
+        words = empty(count, -(-vocabulary // 32), dtype=i32)
+        rows.greedy(x, pdl=True)
+        rows.token_logprobs(x, empty(count, dtype=i32), pdl=True)
+        for filtered in (False, True):
+            sampling.sample(
+                x, f32, empty(count, dtype=i32), f32, f32, whole, whole,
+                filtered=filtered, pdl=True,
+            )  # fmt: skip
+        logits.mask_(x, words, pdl=True)
+        counts = empty(64, vocabulary, dtype=i32)
+        logits.penalize_(x, whole, counts, f32, f32, f32, prompt_bit=1 << 30, pdl=True)
     for tokens in (64, 8192):
         q = empty(tokens, heads, dim)
         extend.extend(q, *caches, meta_for(2, tokens, tokens, 8192), dim**-0.5)

@@ -74,7 +74,10 @@ def mend() -> None:
     def binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
         kinds = [h.dtype.scalar for h in (lhs, rhs) if is_narrow(h)]
         result = plain["binary_op"](self, widen(lhs), widen(rhs), op)
-        if not kinds or result.data.dtype == np.bool_:
+        if result.data.dtype == np.bool_:
+            # A comparison keeps its operands' type, and a scalar one is then spread as floats.
+            return Handle(result.data, tl.int1)
+        if not kinds:
             return result
         return narrow(result.data, kinds[0])
 
