@@ -57,6 +57,7 @@ def _assemble(config, address):  # type: ignore[no-untyped-def]
         max_rows=runner.max_rows,
         context_length=runner.context_length,
         step_tokens=step_tokens_of(config, device_of(config), runner.context_length),
+        prompt_sizes=runner.prompt_sizes,
         max_waiting=config.max_queued_requests or sys.maxsize,
     )
     scheduler = Scheduler(

@@ -22,7 +22,7 @@ from ..protocol.errors import ModelError
 from ..scheduler.batch import FROM_DEVICE, IntArray, PositionLogprobs, StepBatch, StepResult
 from .config import ModelConfig
 from .families.registry import family_of
-from .graphs import EXTEND_ITEMS, CapturedDecode, CapturedExtend, Parts
+from .graphs import CapturedDecode, CapturedExtend, Parts
 from .layers.weights import Weights
 from .sampler import Sampled, Sampler
 from .staging import Staging, fetch
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 PAGE = 16
 DECODE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448,
                 512)  # fmt: skip
-EXTEND_SIZES = (8, 16, 32, 64, 128, 256, 512)
+EXTEND_SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
 LOGITS_BYTES = 1 << 30
 
 
@@ -160,6 +160,13 @@ class DeviceRunner:
                 extend = CapturedExtend(parts, size)
                 extend.capture()
                 self._extends[size] = extend
+        self._decodes = dict(sorted(self._decodes.items()))
+        self._extends = dict(sorted(self._extends.items()))
+
+    @property
+    def prompt_sizes(self) -> tuple[int, ...]:
+        """Token counts of captured steps that hold prompts alone."""
+        return tuple(self._extends)
 
     def launch(self, batch: StepBatch) -> DeviceTicket:
         with torch.inference_mode():
@@ -190,14 +197,14 @@ class DeviceRunner:
         count = len(batch.rows)
         if batch.num_decodes < count or batch.moves or batch.new_rows:
             return None
-        return next((g for s, g in sorted(self._decodes.items()) if s >= count), None)
+        return next((g for s, g in self._decodes.items() if s >= count), None)
 
     def _captured_extend(self, batch: StepBatch) -> CapturedExtend | None:
-        if len(batch.rows) > EXTEND_ITEMS or batch.prompt_logprobs:
+        if batch.num_decodes or batch.prompt_logprobs:
             return None
-        if (batch.ids == FROM_DEVICE).any():
-            return None
-        return next((g for s, g in sorted(self._extends.items()) if s >= batch.num_tokens), None)
+        tokens, items = batch.num_tokens, len(batch.rows)
+        fits = (g for s, g in self._extends.items() if s >= tokens and g.max_items >= items)
+        return next(fits, None)
 
     def _enter_tables(self, batch: StepBatch, positions: IntArray) -> list[torch.Tensor]:
         """Note where the batch's tokens, new rows and moves lie. Returns, on the device: ids,
@@ -243,6 +250,8 @@ class DeviceRunner:
             max_q=int(batch.q_lens.max()),
             max_kv=int(batch.kv_lens.max()),
             num_decodes=batch.num_decodes,
+            q_lens_host=batch.q_lens.tolist(),
+            kv_lens_host=batch.kv_lens.tolist(),
         )
         return self._decoder.forward(ids, where, slots.long(), meta, self.kv)
 

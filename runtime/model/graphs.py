@@ -20,8 +20,11 @@ from .families.decoder import Decoder
 from .staging import Staging
 from .tables import RequestTables
 
-EXTEND_ITEMS = 8
-"""Requests of a captured extend step; one more item takes the tokens that pad it."""
+
+def extend_items(size: int) -> int:
+    """Requests that a captured extend step of ``size`` tokens may hold; one more item takes the
+    tokens that pad it."""
+    return max(8, size // 16)
 
 
 @dataclass(slots=True)
@@ -129,12 +132,13 @@ class CapturedDecode(_Captured):
 
 
 class CapturedExtend(_Captured):
-    """Up to ``size`` new tokens of up to `EXTEND_ITEMS` rows. Slots are in the tables already."""
+    """Up to ``size`` new tokens of up to ``max_items`` rows. Slots are in the tables already."""
 
     def __init__(self, parts: Parts, size: int) -> None:
         super().__init__(parts)
         self.size = size
-        items = EXTEND_ITEMS + 1
+        self.max_items = extend_items(size)
+        items = self.max_items + 1
         device = parts.kv.device
         self._inputs = torch.zeros(
             3 * size + 3 * items + items + 1, dtype=torch.int32, device=device
@@ -158,7 +162,7 @@ class CapturedExtend(_Captured):
     def enter(self, batch: StepBatch, positions: IntArray) -> None:
         """Give the next `run` its inputs. ``positions`` [T] of the batch's tokens."""
         count, tokens = len(batch.rows), batch.num_tokens
-        items, pad = EXTEND_ITEMS + 1 - len(batch.rows), self.size - tokens
+        items, pad = self.max_items + 1 - count, self.size - tokens
         scratch = self.parts.scratch_row
         ends = np.cumsum(batch.q_lens, dtype=np.int32)
         zeros = np.zeros(max(pad, items), np.int32)
@@ -179,7 +183,7 @@ class CapturedExtend(_Captured):
                 zeros[:items],
                 np.zeros(1, np.int32),
                 ends,
-                np.full(EXTEND_ITEMS - count, tokens, np.int32),
+                np.full(self.max_items - count, tokens, np.int32),
                 np.array([self.size], np.int32),
             ],
             self._inputs,

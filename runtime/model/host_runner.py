@@ -53,6 +53,7 @@ class HostRunner:
     """
 
     asynchronous = False
+    prompt_sizes: tuple[int, ...] = ()
 
     def __init__(
         self,

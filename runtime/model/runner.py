@@ -27,6 +27,12 @@ class Runner(Protocol):
     """Whether `launch` returns before the step has run, so that the next one is worth planning."""
     num_slots: int
     """KV slots that may be handed out. Ids run from ``page_size`` up; the first page is scratch."""
+
+    @property
+    def prompt_sizes(self) -> tuple[int, ...]:
+        """Token counts, ascending, of steps without decodes that are captured; empty: none."""
+        ...
+
     max_rows: int
     context_length: int
     vocab_size: int

@@ -13,7 +13,7 @@ from ...kernels.reference.sampling import GREEDY_BELOW
 from ..protocol.messages import EngineSampling
 from ..scheduler.batch import IntArray
 from .penalties import PenaltyCounts
-from .staging import to_device
+from .staging import Staging, to_device
 
 Rows = npt.NDArray[np.int64]
 
@@ -33,7 +33,7 @@ class Sampled:
 
 
 class Sampler:
-    """Sampling state by row, in tensors [R] on the device, and the step that uses it.
+    """Sampling parameters by row, and the step that uses them.
 
     Order: penalties, logit bias, minimum length, mask; then the largest logit or, of the softmax at
     the temperature, top-k, top-p, min-p and a draw by (seed, step).
@@ -44,10 +44,12 @@ class Sampler:
     ) -> None:
         self.ops = ops
         self.device = torch.device(device)
-        floats = torch.zeros((4, max_rows), dtype=torch.float32, device=device)
-        self._temperature, self._top_p, self._min_p = floats[0], floats[1], floats[2]
-        self._top_k = torch.zeros(max_rows, dtype=torch.int32, device=device)
-        self._seeds = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self._staging = Staging(self.device, 8 * max_rows)
+        self._temperature = np.zeros(max_rows, dtype=np.float32)
+        self._top_p = np.ones(max_rows, dtype=np.float32)
+        self._min_p = np.zeros(max_rows, dtype=np.float32)
+        self._top_k = np.full(max_rows, -1, dtype=np.int32)
+        self._seeds = np.zeros(max_rows, dtype=np.int64)
         self._needs = np.zeros(max_rows, dtype=np.int32)
         self._minimum = np.zeros(max_rows, dtype=np.int64)
         self._bias: dict[int, tuple[Rows, npt.NDArray[np.float32]]] = {}
@@ -164,15 +166,25 @@ class Sampler:
     def _draw(
         self, logits: torch.Tensor, rows: IntArray, steps: IntArray, filtered: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        at = self._to(rows.astype(np.int64))
+        fields = self._staging.upload(
+            [
+                self._seeds[rows].view(np.int32),
+                self._temperature[rows].view(np.int32),
+                self._top_p[rows].view(np.int32),
+                self._min_p[rows].view(np.int32),
+                self._top_k[rows],
+                steps,
+            ]
+        )
+        seeds, (temperature, top_p, min_p) = fields[0], (f.view(torch.float32) for f in fields[1:4])
         return self.ops.sample(
             logits,
-            self._temperature.index_select(0, at),
-            self._top_k.index_select(0, at),
-            self._top_p.index_select(0, at),
-            self._min_p.index_select(0, at),
-            self._seeds.index_select(0, at),
-            self._to(steps.astype(np.int32)),
+            temperature,
+            fields[4],
+            top_p,
+            min_p,
+            seeds.view(torch.int64),
+            fields[5],
             filtered=filtered,
         )
 
