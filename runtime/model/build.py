@@ -70,7 +70,7 @@ def build_runner(
     context = context_of(config, model)
     seed = config.random_seed or 0
     if device.type == "cuda":
-        from .device_runner import build_device_runner
+        from .device_build import build_device_runner
 
         return build_device_runner(
             config,

@@ -7,8 +7,6 @@ to be copied back; nothing waits for the device. `DeviceTicket.result` waits for
 from __future__ import annotations
 
 import gc
-import logging
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -17,8 +15,6 @@ import torch
 
 from ...kernels.attention.meta import AttentionMeta
 from ...kernels.ops import Ops, ops_for
-from ..config import EngineConfig
-from ..protocol.errors import ModelError
 from ..scheduler.batch import FROM_DEVICE, IntArray, PositionLogprobs, StepBatch, StepResult
 from .config import ModelConfig
 from .families.registry import family_of
@@ -27,8 +23,6 @@ from .layers.weights import Weights
 from .sampler import Sampled, Sampler
 from .staging import Staging, fetch
 from .tables import RequestTables
-
-log = logging.getLogger(__name__)
 
 PAGE = 16
 DECODE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448,
@@ -381,69 +375,3 @@ def _dummy_batch(row: int, q_lens: list[int]) -> StepBatch:
         samples=np.empty(0, np.int32),
         steps=np.empty(0, np.int32),
     )
-
-
-def build_device_runner(
-    config: EngineConfig,
-    model: ModelConfig,
-    weights: Callable[[], Iterable[tuple[str, torch.Tensor]]],
-    *,
-    name: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    context: int,
-    step_tokens: int,
-    stage: Callable[[str], None],
-) -> DeviceRunner:
-    """Load, measure the largest step, give the rest of the memory to KV, capture."""
-    clock = time.monotonic()
-    total = torch.cuda.get_device_properties(device).total_memory
-
-    def spent(what: str) -> None:
-        nonlocal clock
-        now = time.monotonic()
-        log.info("%s: %.1f s", what, now - clock)
-        clock = now
-
-    try:
-        stage(f"weights of {name} ({str(dtype).removeprefix('torch.')} on {device})")
-        runner = DeviceRunner(
-            model,
-            weights(),
-            dtype=dtype,
-            max_rows=config.max_running_requests,
-            context_length=context,
-            device=device,
-        )
-        torch.cuda.synchronize()
-        used = torch.cuda.memory_allocated()
-        spent(f"weights, {used / 2**30:.2f} GiB")
-        stage("measuring the largest step")
-        peak = runner.profile(step_tokens)
-        torch.cuda.empty_cache()
-        spent(f"the largest step, {peak / 2**30:.2f} GiB")
-        each = 2 * model.num_layers * model.num_kv_heads * model.head_dim * dtype.itemsize
-        free, _ = torch.cuda.mem_get_info(device)
-        budget = int(min(total * config.mem_fraction_static - used, free) - 1.25 * peak)
-        slots = budget // each
-        if config.max_total_tokens is not None:
-            slots = min(slots, config.max_total_tokens)
-        slots = slots // PAGE * PAGE
-        if slots < PAGE:
-            allowed = total * config.mem_fraction_static
-            raise ModelError(
-                f"no room for KV: weights take {used / 2**30:.1f} GiB and the largest step "
-                f"{peak / 2**30:.1f} of {allowed / 2**30:.1f} GiB; raise mem_fraction_static or "
-                "lower chunked_prefill_size"
-            )
-        runner.take_memory(slots + PAGE)
-        spent(f"KV for {slots} tokens, {slots * each / 2**30:.2f} GiB")
-        if not config.disable_cuda_graph:
-            runner.capture(min(config.cuda_graph_max_bs, config.max_running_requests), stage)
-            spent("captured steps")
-        return runner
-    except torch.OutOfMemoryError as error:
-        raise ModelError(
-            f"the device's memory is too small ({error}); lower chunked_prefill_size, "
-            "max_running_requests or mem_fraction_static"
-        ) from error
