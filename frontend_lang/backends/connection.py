@@ -30,7 +30,7 @@ from zmq.utils.monitor import parse_monitor_message
 from .store import EventStore
 
 HEARTBEAT_MS = 1000
-SILENCE_MS = 3000
+SILENCE_MS = 2500
 MAX_MESSAGE_BYTES = 64 << 20
 """The largest message that a gateway takes."""
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .connection import Connection
 
 Reply = dict[str, Any]
+OnGenerated = Callable[[Generated | ErrorInfo], None]
 Tell = Callable[[int, Generated | ErrorInfo], None]
 
 
@@ -62,7 +63,7 @@ class GeneratingBackend(Backend):
         def tell(index: int, piece: Generated | ErrorInfo) -> None:
             pieces.put((index, piece))
 
-        _loop.soon(_start, connection, jobs.messages, tell)
+        _loop.soon(_start, connection, jobs, tell)
         if stream:
             return _stream(connection, jobs, pieces)
         replies = _Replies(jobs)
@@ -99,7 +100,7 @@ class GeneratingBackend(Backend):
         def tell(index: int, piece: Generated | ErrorInfo) -> None:
             loop.call_soon_threadsafe(pieces.put_nowait, (index, piece))
 
-        _loop.soon(_start, connection, jobs.messages, tell)
+        _loop.soon(_start, connection, jobs, tell)
         if stream:
             return _stream_async(connection, jobs, pieces)
         replies = _Replies(jobs)
@@ -117,8 +118,11 @@ class GeneratingBackend(Backend):
 
 
 class _Jobs(msgspec.Struct):
+    """The requests of one call; ``waiting`` are those that were sent, with who is told of them."""
+
     messages: list[Generate]
     many: bool
+    waiting: dict[str, OnGenerated] = {}
 
 
 class _Replies:
@@ -265,14 +269,15 @@ def _spread(value: Any, count: int, name: str, one: type) -> list[Any]:
     return values
 
 
-def _start(connection: Connection, messages: list[Generate], tell: Tell) -> None:
-    for index, message in enumerate(messages):
+def _start(connection: Connection, jobs: _Jobs, tell: Tell) -> None:
+    for index, message in enumerate(jobs.messages):
         if connection.lost is not None:
             tell(index, connection.lost)
         elif message.rid in connection.requests:
             tell(index, ErrorInfo("bad_input", f"rid {message.rid!r} is in use", param="rid"))
         else:
-            connection.requests[message.rid] = functools.partial(tell, index)
+            jobs.waiting[message.rid] = functools.partial(tell, index)
+            connection.requests[message.rid] = jobs.waiting[message.rid]
             try:
                 connection.send(message)
             except Exception as error:
@@ -284,9 +289,10 @@ def _abort(connection: Connection, jobs: _Jobs) -> None:
     """Abort those of the jobs that still run."""
 
     def work() -> None:
-        for message in jobs.messages:
-            if connection.requests.pop(message.rid, None) is not None:
-                connection.send(AbortGenerate(rid=message.rid))
+        for rid, tell in jobs.waiting.items():
+            if connection.requests.get(rid) is tell:
+                del connection.requests[rid]
+                connection.send(AbortGenerate(rid=rid))
 
     _loop.soon(work)
 
