@@ -23,7 +23,7 @@ WAYS = {
 }
 
 
-@pytest.fixture(scope="module", params=WAYS.values(), ids=WAYS.keys())
+@pytest.fixture(scope="module", params=list(WAYS.values()), ids=list(WAYS))
 def way(request: pytest.FixtureRequest) -> Iterator[Any]:
     with rt.Runtime(dtype="float32", **request.param) as runtime:
         runtime.settings = request.param
