@@ -80,8 +80,12 @@ def _prompt(executor: EngineExecutor, message: Generate) -> IntArray:
     ids = message.input_ids or []
     if not ids:
         raise BadInputError("input_ids is empty", param="input_ids")
+    try:
+        array = np.asarray(ids, np.int64)
+    except OverflowError:
+        array = np.full(1, -1)
     size = tokenizer.vocab_size
-    for token in ids:
-        if not 0 <= token < size:
-            raise BadInputError(f"input_ids: {token} is not in [0, {size})", param="input_ids")
-    return np.asarray(ids, np.int32)
+    outside = array[(array < 0) | (array >= size)]
+    if len(outside):
+        raise BadInputError(f"input_ids: {outside[0]} is not in [0, {size})", param="input_ids")
+    return array.astype(np.int32)

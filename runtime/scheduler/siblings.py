@@ -38,15 +38,18 @@ class Siblings:
 
     def must_wait(self, request: Request) -> bool:
         """Whether an owner will still compute a good part of this request's prompt."""
+        rows = self._rows
         for owner in self._owners:
             if owner.namespace != request.namespace:
                 continue
+            if rows.target[owner.row] - rows.computed[owner.row] < WORTH_WAITING:
+                continue  # it computes all of its prompt in this very step
             common = request.overlaps.get(owner.serial)
             if common is None:
                 common = common_prefix(request.tokens, owner.tokens)
                 request.overlaps[owner.serial] = common
-            useful = min(common, request.reusable, int(self._rows.target[owner.row]))
-            if useful - int(self._rows.computed[owner.row]) < WORTH_WAITING:
+            useful = min(common, request.reusable, int(rows.target[owner.row]))
+            if useful - int(rows.computed[owner.row]) < WORTH_WAITING:
                 continue
             if useful - self._memory.peek(request.tokens, request.namespace) >= WORTH_WAITING:
                 return True
