@@ -7,11 +7,12 @@ import asyncio
 import msgspec
 import pytest
 from ramet.runtime.gateway.service import ServiceLimits
-from ramet.runtime.program.events import Done, Failed, Synced, TextDelta, Value
+from ramet.runtime.program.events import Done, Event, Failed, Synced, TextDelta, Value
 from ramet.runtime.program.instructions import (
     Arg,
     Fork,
     Gen,
+    Join,
     Program,
     Ref,
     Select,
@@ -336,3 +337,51 @@ async def test_closing_tells_running_programs(world):
     await service.close(0.05)
     events = await client.events()
     assert "shutting down" in events[-1].error.message
+
+
+async def test_a_storm_leaves_nothing_and_spares_the_rest(world):
+    """64 programs over four clients; a third is cancelled or its client vanishes in mid-flight."""
+    await world.serve()
+    program = [
+        Text(parts=("start ", Arg("n"))),
+        Gen(op=1, name="x", sampling={"max_new_tokens": 20, "ignore_eos": True}),
+        Fork(children=(1, 2)),
+        Gen(stream=1, op=2, name="y", sampling={"max_new_tokens": 20, "n": 2}),
+        Select(stream=2, op=3, name="y", choices=(("ab",), ("cd",), ("x",))),
+        Join(op=4, children=(1, 2)),
+        Sync(op=5, want="text"),
+    ]
+    options = {"sampling": {"temperature": 0.0, "seed": 2}, "stream": True}
+    expected: dict[int, object] = {}
+    quiet = await connect(world)
+    for number in range(16):
+        quiet.open(program, pid=number, args={"n": number}, **options)
+        expected[number] = await quiet.events(number)
+    clients = [await connect(world) for _ in range(4)]
+    for client in clients:
+        for number in range(16):
+            client.open(program, pid=number, args={"n": number}, **options)
+    await asyncio.sleep(0.02)
+    clients[3].close()
+    for number in range(0, 16, 3):
+        clients[0].send(CancelProgram(pid=number))
+    seen: dict[tuple[int, int], list[object]] = {}
+    for index, client in enumerate(clients[:3]):
+        ended = 0
+        while ended < 16:
+            message = await client.next()
+            events = msgspec.msgpack.decode(message.events, type=list[Event])
+            seen.setdefault((index, message.pid), []).extend(events)
+            ended += isinstance(events[-1], Done)
+    await world.settle(lambda: not world.engine.running and not world.engine.handles)
+    assert world.client_of_engine.in_flight == 0
+    assert world.services[0].programs == 0
+    whole = 0
+    for (_, number), events in seen.items():
+        if events[-1].error is None:
+            whole += 1
+            values = {(e.op, e.name): e.value for e in events if isinstance(e, Value)}
+            assert values == {
+                (e.op, e.name): e.value for e in expected[number] if isinstance(e, Value)
+            }
+    assert whole >= 32
