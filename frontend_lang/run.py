@@ -121,16 +121,27 @@ class Run(Recording):
     # --- waiting ----------------------------------------------------------------------------------
 
     def wait(self, check: Callable[[], T | None], timeout: float | None = None) -> T:
-        """Send what is unsent, then wait until ``check`` has something."""
+        """Send what is unsent, then wait until ``check`` has something. What the function raised
+        is raised here as it is."""
         if _loop.in_io_thread():
             raise BackendError("a program's value cannot be waited for in ramet's own thread")
         self.flush()
-        return self.store.wait(check, timeout)
+        try:
+            return self.store.wait(check, timeout)
+        except AbortedError:
+            if self.failure is None:
+                raise
+        raise self.failure
 
     async def wait_async(self, check: Callable[[], T | None]) -> T:
         """As `wait`, for asyncio."""
         self.flush()
-        return await self.store.wait_async(check)
+        try:
+            return await self.store.wait_async(check)
+        except AbortedError:
+            if self.failure is None:
+                raise
+        raise self.failure
 
     def wait_for_function(self, name: str | None = None, branch: Branch | None = None) -> None:
         """With ``stream``, a reader outside of the function waits until it has returned, or until

@@ -99,7 +99,7 @@ class Connection:
             message = f"no ramet server answers at {self.address} within {timeout:g} s"
             self.close(ErrorInfo("backend", message))
             raise BackendError(message) from None
-        except BackendError as error:
+        except (BackendError, asyncio.CancelledError) as error:
             self.close(ErrorInfo.of(error))
             raise
 

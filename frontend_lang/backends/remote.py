@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from .connection import Connection
 
 CONNECT_SECONDS = 10.0
+ALIVE_SECONDS = 0.2
 
 
 class RemoteBackend(GeneratingBackend):
@@ -86,10 +88,22 @@ class RemoteBackend(GeneratingBackend):
             if self._closed:
                 raise BackendError(f"this backend ({self.address}) was shut down")
             if found is None or found.lost is not None:
-                self._check_alive()
-                found, self._welcome = _loop.run(self._connect())
+                found, self._welcome = self._connected()
                 self._connection = found
             return found
+
+    def _connected(self) -> tuple[Connection, Welcome]:
+        """Wait for a new connection, but only while there is a server to be waited for."""
+        self._check_alive()
+        future = _loop.submit(self._connect())
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    return future.result(ALIVE_SECONDS)
+                self._check_alive()
+        except BaseException:
+            future.cancel()
+            raise
 
     async def _connect(self) -> tuple[Connection, Welcome]:
         from .connection import Connection

@@ -14,10 +14,10 @@ from .instructions import ChoicesMethod
 class Decision(msgspec.Struct, frozen=True):
     """The winner's index, and the numbers it was chosen by (one entry a choice).
 
-    ``normalized`` holds mean log-probs (NaN for a choice without a scored token, which cannot win).
-    ``greedy_matrix`` is only there for the greedy method: the log-probs, each row padded with its own
-    mean to the longest. ``normalized_unconditional`` is only there for the unconditional method: the
-    mean of (log-prob after the prompt - log-prob without it).
+    ``normalized``: mean log-probs (NaN for a choice without a scored token, which cannot win).
+    ``greedy_matrix``, of the greedy method: the log-probs, each row padded with its own mean.
+    ``normalized_unconditional``, of the unconditional method: the mean of (log-prob after the
+    prompt - log-prob without it).
     """
 
     index: int
