@@ -11,7 +11,7 @@ import typer
 
 from .cli_settings import with_model, with_settings
 
-_DRAIN_SECONDS = 30.0
+_GRACE_SECONDS = 10.0
 _CHECK_SECONDS = 0.5
 
 
@@ -23,7 +23,7 @@ def serve(
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Serve a model at tcp://HOST:ZMQ_PORT until Ctrl-C, which lets what runs finish.
+    """Serve a model at tcp://HOST:ZMQ_PORT until Ctrl-C, which gives what runs a moment to finish.
 
     Programs connect with ramet.RuntimeEndpoint("tcp://…").
     """
@@ -41,9 +41,9 @@ def serve(
             error = running.check()
             if error is not None:
                 raise error.exception()
-        print("finishing what runs; Ctrl-C again to stop at once", file=sys.stderr)
+        print("what runs has a moment to finish; Ctrl-C again to stop at once", file=sys.stderr)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        running.stop(_DRAIN_SECONDS)
+        running.stop(_GRACE_SECONDS)
     finally:
         running.stop(0.0)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
-from ramet.runtime.config import ABSENT, ALIASES, EngineConfig, Setting, settings
+from ramet.runtime.config import ABSENT, ALIASES, API_KEY_VARIABLE, EngineConfig, Setting, settings
 from ramet.runtime.protocol import BadInputError
 
 _PANEL = "Settings of the runtime (common spellings of other engines work too)"
@@ -91,6 +91,7 @@ def _flag(setting: Setting) -> inspect.Parameter:
         help=setting.help,
         metavar="|".join(setting.choices) or None,
         show_default="off" if setting.default is False else True,
+        envvar=API_KEY_VARIABLE if setting.name == "api_key" else None,
         rich_help_panel=_PANEL,
     )
     return inspect.Parameter(

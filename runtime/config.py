@@ -130,7 +130,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     api_key: (
         Annotated[
             str,
-            _says(f"Key that clients must send; also read from {API_KEY_VARIABLE}.", min_length=1),
+            _says("Key that clients must send.", min_length=1),
         ]
         | None
     ) = None

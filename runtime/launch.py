@@ -141,10 +141,10 @@ class Launched:
     def _own_children(self) -> None:
         config = self.config.to_json()
         bind_args = [part for bind in self._binds for part in ("--bind", bind)]
-        key = {API_KEY_VARIABLE: self.config.api_key} if self.config.api_key else {}
+        key = {API_KEY_VARIABLE: self.config.api_key or ""}  # ours alone, whatever we inherited
         plans = (
             ("gateway", ["--engine", self._engine_address, *bind_args], key),
-            ("engine", ["--bind", self._engine_address], {}),
+            ("engine", ["--bind", self._engine_address], {API_KEY_VARIABLE: ""}),
         )
         try:
             for name, args, env in plans:

@@ -9,7 +9,9 @@ import textwrap
 
 import pytest
 from ramet import cli, cli_chat, cli_run, cli_settings, testing
+from ramet.runtime import launch
 from ramet.runtime.config import ABSENT, settings
+from ramet.runtime.protocol import BackendError
 
 
 @pytest.fixture
@@ -88,6 +90,19 @@ def test_wrong_use_is_two_and_takes_one_line(ramet, arguments, said):
     assert code == 2
     assert said in err
     assert one_line(err)
+
+
+def test_serve_takes_its_key_from_the_environment(ramet, monkeypatch):
+    asked = []
+
+    def start(given, **how):
+        asked.append(given)
+        raise BackendError("enough")
+
+    monkeypatch.setattr(launch, "start", start)
+    monkeypatch.setenv("RAMET_API_KEY", "s3cret")
+    assert ramet("serve", "m", "--zmq-port", "0")[0] == 1
+    assert asked == [{"model_path": "m", "zmq_port": 0, "api_key": "s3cret"}]
 
 
 def test_an_unknown_model_fails_with_one(ramet):

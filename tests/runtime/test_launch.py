@@ -215,9 +215,18 @@ def test_listening_binds_tcp_and_passes_the_key_by_the_environment():
         gateway, engine = running.facts["gateway"], running.facts["engine"]
         assert gateway["bind"] == [running.address, "tcp://127.0.0.1:7499"]
         assert gateway["key"] == "s3cret"
-        assert engine["key"] is None
+        assert not engine["key"]
         for pid in running.pids.values():
             assert b"s3cret" not in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+    finally:
+        running.stop()
+
+
+def test_a_key_in_the_environment_is_not_for_a_runtime_that_was_given_none(monkeypatch):
+    monkeypatch.setenv("RAMET_API_KEY", "for another server")
+    running = launch.start({})
+    try:
+        assert running.facts["gateway"]["key"] == ""
     finally:
         running.stop()
 
