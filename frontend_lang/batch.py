@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import os
 import queue
 import threading
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from ramet.runtime.protocol import BadInputError, RametError
 
 from .arguments import Item
+from .backends.base import Backend
 from .run import Run
 from .state import State
 
@@ -25,7 +27,7 @@ Start = Callable[[dict[str, Any], dict[str, Any]], Run]
 
 
 def threads_for(size: int, num_threads: int | Literal["auto"]) -> int:
-    """How many programs of a batch run at a time."""
+    """How many functions of a batch run at a time."""
     if num_threads == "auto":
         return min(size, max(96, 16 * (os.cpu_count() or 1)))
     if isinstance(num_threads, bool) or num_threads < 1:
@@ -54,50 +56,65 @@ def spawn(call: Callable[..., T], *args: Any) -> Future[T]:
 
 
 class _Batch:
-    """Runs of a batch in threads that take one item after the other."""
+    """Runs of a batch. Threads take one item after the other; a program whose function has
+    returned needs none while it runs on."""
 
-    def __init__(self, function: Function, items: Sequence[Item], start: Start) -> None:
+    def __init__(
+        self, function: Function, items: Sequence[Item], start: Start, threads: int, in_flight: int
+    ) -> None:
         self.function = function
         self.start = start
         self.results: list[Future[State]] = [Future() for _ in items]
         self.running: set[Run] = set()
         self.lock = threading.Lock()
         self.stopped = False
+        self._slots = threading.BoundedSemaphore(max(1, in_flight))
         self._todo: queue.SimpleQueue[tuple[int, Item]] = queue.SimpleQueue()
         for numbered in enumerate(items):
             self._todo.put(numbered)
+        for future in self.results:
+            future.set_running_or_notify_cancel()  # a cancelled wait leaves it to be set
+        for _ in range(threads):
+            spawn(self._work)
 
-    def work(self) -> None:
-        """Take items until there are none."""
+    def _work(self) -> None:
         while True:
+            self._slots.acquire()
             try:
                 index, (arguments, sampling) = self._todo.get_nowait()
             except queue.Empty:
+                self._slots.release()
                 return
             future = self.results[index]
             try:
-                future.set_result(self.one(arguments, sampling))
+                run = self._one(arguments, sampling)
             except BaseException as error:
+                self._slots.release()
                 future.set_exception(error)
+            else:
+                run.store.when_done(functools.partial(self._over, run, future))
 
-    def one(self, arguments: dict[str, Any], sampling: dict[str, Any]) -> State:
-        """One run, to its end. An error of the runtime stays in the state."""
+    def _one(self, arguments: dict[str, Any], sampling: dict[str, Any]) -> Run:
+        """Start a run and have its function run. An error of the runtime stays in the state."""
         run = self.start(arguments, sampling)
         with self.lock:
             self.running.add(run)
             stopped = self.stopped
+        if stopped:
+            run.abort()
         try:
-            if stopped:
-                run.abort()
-            return self.function.finish(run, arguments)
-        except RametError as error:
-            if run.failure is None and run.store.fatal is None:
+            self.function.drive(run, arguments)
+        except RametError:
+            if not run.failed_by_runtime:
                 raise
-            del error
-            return State(run, run.root)
-        finally:
-            with self.lock:
-                self.running.discard(run)
+        return run
+
+    def _over(self, run: Run, future: Future[State]) -> None:
+        self._slots.release()
+        with self.lock:
+            self.running.discard(run)
+        run.stop_timer()
+        future.set_result(State(run, run.root))
 
     def stop(self) -> None:
         """Abort what runs; what has not begun never will."""
@@ -117,15 +134,24 @@ def run_all(
     function: Function,
     items: Sequence[Item],
     start: Start,
+    backend: Backend,
     num_threads: int | Literal["auto"],
     progress_bar: bool,
 ) -> Iterator[State]:
     """States in the order of the items. Started at once, not at the first ``next``."""
-    count = threads_for(len(items), num_threads)
-    batch = _Batch(function, items, start)
-    for _ in range(count):
-        spawn(batch.work)
-    return _collect(batch, progress_bar)
+    return _collect(_begin(function, items, start, backend, num_threads), progress_bar)
+
+
+def _begin(
+    function: Function,
+    items: Sequence[Item],
+    start: Start,
+    backend: Backend,
+    num_threads: int | Literal["auto"],
+) -> _Batch:
+    threads = threads_for(len(items), num_threads)
+    in_flight = max(threads, backend.max_in_flight) if num_threads == "auto" else threads
+    return _Batch(function, items, start, threads, in_flight)
 
 
 def _collect(batch: _Batch, progress_bar: bool) -> Iterator[State]:
@@ -155,13 +181,11 @@ async def run_all_async(
     function: Function,
     items: Sequence[Item],
     start: Start,
+    backend: Backend,
     num_threads: int | Literal["auto"],
 ) -> list[State]:
     """As `run_all`, for asyncio; a cancelled wait aborts the batch."""
-    count = threads_for(len(items), num_threads)
-    batch = _Batch(function, items, start)
-    for _ in range(count):
-        spawn(batch.work)
+    batch = _begin(function, items, start, backend, num_threads)
     try:
         return [await asyncio.wrap_future(future) for future in batch.results]
     finally:

@@ -136,8 +136,9 @@ class Compiled:
     ) -> list[State] | Iterator[State]:
         """As `Function.run_batch`."""
         items = self._items(batch_arguments, sampling)
-        start = functools.partial(self._begin, default_backend(backend), timeout, cache_salt)
-        states = batch.run_all(self.function, items, start, num_threads, progress_bar)
+        chosen = default_backend(backend)
+        start = functools.partial(self._begin, chosen, timeout, cache_salt)
+        states = batch.run_all(self.function, items, start, chosen, num_threads, progress_bar)
         return states if generator_style else list(states)
 
     def start(

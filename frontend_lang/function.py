@@ -139,10 +139,9 @@ class Function:
         that item's state is read.
         """
         items = self.parameters.items(batch_arguments, sampling)
-        start = functools.partial(
-            self.start, self._backend(backend), timeout=timeout, cache_salt=cache_salt
-        )
-        states = batch.run_all(self, items, start, num_threads, progress_bar)
+        chosen = self._backend(backend)
+        start = functools.partial(self.start, chosen, timeout=timeout, cache_salt=cache_salt)
+        states = batch.run_all(self, items, start, chosen, num_threads, progress_bar)
         return states if generator_style else list(states)
 
     async def arun_batch(
@@ -157,10 +156,9 @@ class Function:
     ) -> list[State]:
         """As `run_batch`, for asyncio."""
         items = self.parameters.items(batch_arguments, sampling)
-        start = functools.partial(
-            self.start, self._backend(backend), timeout=timeout, cache_salt=cache_salt
-        )
-        return await batch.run_all_async(self, items, start, num_threads)
+        chosen = self._backend(backend)
+        start = functools.partial(self.start, chosen, timeout=timeout, cache_salt=cache_salt)
+        return await batch.run_all_async(self, items, start, chosen, num_threads)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Inside a program: run as a program of its own on the same backend; while compiling: be

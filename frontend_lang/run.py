@@ -37,6 +37,8 @@ class Run(Recording):
         self.store = self.session.store
         self.failure: BaseException | None = None
         self.returned: Any = None
+        self.failed_by_runtime = False
+        """Whether that was an error of the runtime, read inside the function."""
         self.expired = False
         self.driver: int | None = None
         """The thread that runs the function."""
@@ -94,6 +96,9 @@ class Run(Recording):
 
     def fail(self, failure: BaseException) -> None:
         """The function raised: as `abort`, and readers learn of it."""
+        self.failed_by_runtime = isinstance(failure, RametError) and bool(
+            self.store.failures or self.store.fatal
+        )
         self.failure = failure
         if isinstance(failure, RametError):
             self.abort(ErrorInfo.of(failure))
@@ -165,9 +170,13 @@ class Run(Recording):
         await self.store.wait_async(self.over)
         self._settled()
 
-    def _settled(self) -> None:
+    def stop_timer(self) -> None:
+        """The run is over: its time-out no longer matters."""
         if self._timer is not None:
             _loop.soon(self._timer.cancel)
+
+    def _settled(self) -> None:
+        self.stop_timer()
         if self.expired and self.store.fatal is not None:
             raise self.store.fatal.exception()
 

@@ -156,18 +156,22 @@ class State:
             raise run.failure
         return run.result()
 
-    def text_iter(self, var: str | None = None) -> Iterator[str]:
+    def text_iter(self, var: str | None = None, *, var_name: str | None = None) -> Iterator[str]:
         """The text (or one variable's) in pieces as they come; the pieces join to the whole.
-        Without ``stream=True`` there is one piece."""
-        return streaming.text_iter(self._run("text_iter()"), self._branch, var)
+        Without ``stream=True`` there is one piece. ``var_name`` is SGLang's name for ``var``."""
+        return streaming.text_iter(self._run("text_iter()"), self._branch, var or var_name)
 
     def text_async_iter(
-        self, var: str | None = None, return_meta_data: bool = False
+        self,
+        var: str | None = None,
+        return_meta_data: bool = False,
+        *,
+        var_name: str | None = None,
     ) -> AsyncIterator[Any]:
         """As `text_iter`, for asyncio; with ``return_meta_data`` yields (piece, meta info), where
         lists of log-probs hold just the piece's tokens."""
         run = self._run("text_async_iter()")
-        return streaming.text_async_iter(run, self._branch, var, return_meta_data)
+        return streaming.text_async_iter(run, self._branch, var or var_name, return_meta_data)
 
     def events(self) -> Iterator[StreamEvent]:
         """The deltas of all branches as they come: (path of the branch, variable, delta)."""

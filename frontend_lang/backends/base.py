@@ -48,6 +48,9 @@ class Session(ABC):
 class Backend(ABC):
     """Runs programs. One backend serves any number of sessions and threads at a time."""
 
+    max_in_flight = 1024
+    """How many programs of a batch are sent at a time, where the user does not say."""
+
     @abstractmethod
     def open(self, opening: Opening) -> Session:
         """A session for a new program; raises `BackendError` where it cannot be."""

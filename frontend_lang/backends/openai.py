@@ -51,6 +51,7 @@ class OpenAI(LocalBackend):
             url, api_key or os.environ.get("OPENAI_API_KEY"), timeout, max_retries
         )
         super().__init__(OpenAIExecutor(client, model, is_chat_model))
+        self.max_in_flight = 96  # each holds a connection
         self.client = client
 
     def server_info(self) -> dict[str, Any]:

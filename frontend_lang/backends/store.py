@@ -40,6 +40,7 @@ class EventStore:
         self.warnings: list[Warned] = []
         self.done = False
         self.fatal: ErrorInfo | None = None
+        self._at_end: list[Callable[[], None]] = []
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
     # --- filling ----------------------------------------------------------------------------------
@@ -50,6 +51,7 @@ class EventStore:
             for event in events:
                 self._take(event)
             self._notify()
+        self._ended()
 
     def fail(self, error: ErrorInfo) -> None:
         """End the program: every reader of what has not come raises ``error``."""
@@ -58,6 +60,19 @@ class EventStore:
                 self.fatal = self.fatal or error
                 self.done = True
             self._notify()
+        self._ended()
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Call once nothing more will come: now, or in the thread that learns of it."""
+        with self.changed:
+            self._at_end.append(call)
+        self._ended()
+
+    def _ended(self) -> None:
+        with self.changed:
+            calls, self._at_end = (self._at_end, []) if self.done else ([], self._at_end)
+        for call in calls:
+            call()
 
     def touch(self) -> None:
         """Wake the waiting: something that they look at beside the events has changed."""

@@ -186,3 +186,34 @@ def _until(check, seconds: float = 5.0) -> None:
     while not check():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def test_more_programs_run_than_there_are_threads(scripted):
+    """A program whose function has returned holds no thread."""
+    backend = scripted({"x": "1"}, delay=0.3)
+    began = time.monotonic()
+    states = echo.run_batch([(f"{i}",) for i in range(600)], backend=backend)
+    assert len(states) == 600
+    assert time.monotonic() - began < 2.5
+
+
+def test_misuse_in_a_function_is_raised(scripted):
+    @rt.function
+    def f(s, word):
+        s += None if word == "w1" else word
+
+    with pytest.raises(ValueError, match="None"):
+        f.run_batch([("w0",), ("w1",)], backend=scripted())
+
+
+def test_a_timeout_costs_only_its_item(scripted):
+    def answer(prompt: str) -> str:
+        time.sleep(1.5 if prompt == "w1" else 0)
+        return "ok"
+
+    states = echo.run_batch(
+        [(f"w{i}",) for i in range(3)], backend=scripted({"x": answer}), timeout=0.8
+    )
+    assert states[0]["x"] == states[2]["x"] == "ok"
+    with pytest.raises(rt.BackendError, match=r"0\.8 s"):
+        states[1]["x"]
