@@ -36,6 +36,11 @@ def rotated(
     HALF: tl.constexpr = R // 2
     d = tl.arange(0, BLOCK_D)
     partner = tl.where(d < HALF, d + HALF, tl.where(d < R, d - HALF, d))
+    angle = tl.where(d < HALF, d, d - HALF)
+    if HALF % 8 == 0:
+        # The compiler does not see through `where` that eight neighbours stay neighbours.
+        partner = tl.max_contiguous(tl.multiple_of(partner, 8), 8)
+        angle = tl.max_contiguous(tl.multiple_of(angle, 8), 8)
     mask = head_mask[:, None] & (d < D)[None, :]
     value = tl.load(heads[:, None] + d[None, :], mask=mask, other=0.0).to(tl.float32)
     other = tl.load(heads[:, None] + partner[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -45,7 +50,6 @@ def rotated(
         partner_gain = tl.load(norm + partner, mask=d < D, other=0.0).to(tl.float32) + offset
         value = value * scale * gain[None, :]
         other = other * scale * partner_gain[None, :]
-    angle = tl.where(d < HALF, d, d - HALF)
     cos = tl.load(cos_sin_row + angle, mask=d < R, other=1.0)
     sin = tl.load(cos_sin_row + HALF + angle, mask=d < R, other=0.0)
     sin = tl.where(d < HALF, -sin, sin)

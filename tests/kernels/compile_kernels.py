@@ -28,7 +28,7 @@ from ramet.kernels import (
     sampling,
     small_batch,
 )
-from ramet.kernels.attention import decode, extend, merge
+from ramet.kernels.attention import decode, extend, fused, merge
 from ramet.kernels.attention.meta import AttentionMeta
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -142,6 +142,11 @@ def run_launchers(model: str) -> None:
         )  # fmt: skip
         q = empty(tokens, heads, dim)
         decode.decode(q, *caches, meta_for(tokens, tokens, 1, 8192), dim**-0.5, pdl=True)
+        fused.fused_decode(
+            empty(tokens, (heads + 2 * kv_heads) * dim), empty(8192, dim, dtype=torch.float32),
+            *caches, meta_for(tokens, tokens, 1, 8192), heads, kv_heads, dim, dim**-0.5,
+            empty(tokens * kv_heads, dtype=i32), pdl=True,
+        )  # fmt: skip
     for few in (1, 8):
         x, inside = empty(few, hidden), empty(few, inner)
         qkv = (heads + 2 * kv_heads) * dim
@@ -151,7 +156,8 @@ def run_launchers(model: str) -> None:
         weight = empty(2 * inner, hidden)
         small_batch.norm_gate_up(x, empty(hidden), 1e-5, weight, "silu", pdl=True)
         small_batch.linear_add(inside, empty(hidden, inner), x, pdl=True)
-    for count in (1, 64):
+    # Sampling knows of a model only its vocabulary: one model's is enough.
+    for count in (1, 64) if biased else ():
         x = empty(count, vocabulary, dtype=torch.float32)
         f32, whole = empty(count, dtype=torch.float32), empty(count, dtype=i64)
         words = empty(count, -(-vocabulary // 32), dtype=i32)
@@ -184,12 +190,17 @@ def main() -> None:
     JITFunction.run = catch
     launch.dependent_launch = lambda device, wanted: wanted
     run_launchers(sys.argv[1])
+    seen: set[str] = set()
     for kernel, arguments, keywords in launches:
         constants = {
             name: value
             for name, value in keywords.items()
             if isinstance(value, (int, str)) and name not in OPTIONS
         }
+        types = [type_of(value) for value in arguments]
+        if (same := f"{kernel.__name__} {types} {keywords}") in seen:
+            continue
+        seen.add(same)
         result = measure(compiled(kernel, arguments, keywords))
         result |= {"kernel": kernel.__name__, "constants": constants}
         result |= {name: keywords[name] for name in OPTIONS if name in keywords}

@@ -17,6 +17,7 @@ HOT = (
     "decode_kernel",
     "extend_kernel",
     "few_rows_kernel",
+    "fused_decode_kernel",
     "merge_kernel",
     "one_row_kernel",
     "rms_norm_kernel",
