@@ -11,11 +11,11 @@ from ..protocol.meta import MetaInfo
 
 
 class TextDelta(msgspec.Struct, frozen=True, tag="delta", omit_defaults=True):
-    """New text of a stream; ``op`` is the `Gen` or `Select` that made it, -1 for literals and markers.
+    """New text of a stream; ``op`` is the `Gen` or `Select` that made it, -1 for literals and
+    markers.
 
-    Sent only when the program was opened with ``stream=True``. ``meta`` carries the log-probs of just
-    these tokens where they were asked for.
-    """
+    Sent only when the program was opened with ``stream=True``. ``meta`` carries the log-probs of
+    just these tokens where they were asked for."""
 
     stream: int
     text: str

@@ -5,9 +5,8 @@ exists from the start; `Fork` makes more. Instructions of one stream run in orde
 different streams at the same time. Every instruction that yields a value has an ``op`` number,
 unique in its program, under which the value is reported.
 
-Names in a `Ref` are resolved when the instruction is *taken in*, to the latest binding of that
-name before it in the program, so that a loop which binds ``x`` again and again reads as Python does.
-"""
+Names in a `Ref` are resolved when the instruction is *taken in*, to the latest binding of that name
+before it in the program, so that a loop which binds ``x`` again and again reads as Python does."""
 
 from __future__ import annotations
 
@@ -87,7 +86,8 @@ class Fork(_Instruction, frozen=True, kw_only=True, tag="fork"):
 
 
 class Join(_Instruction, frozen=True, kw_only=True, tag="join"):
-    """Wait for ``children`` and end them; gather their new variables as lists, or their new text."""
+    """Wait for ``children`` and end them; gather their new variables as lists, or their new
+    text."""
 
     children: tuple[int, ...]
     mode: JoinMode = "gather_variable"

@@ -156,7 +156,7 @@ def sampling_from(*layers: Mapping[str, Any]) -> SamplingParams:
         try:
             merged["logit_bias"] = {int(token): float(b) for token, b in bias.items()}  # pyright: ignore
         except (TypeError, ValueError):
-            raise _bad("logit_bias", bias, "a map from token id to number") from None
+            raise _bad("logit_bias", merged["logit_bias"], "a map from id to number") from None
     try:
         params = msgspec.convert(merged, SamplingParams)
     except msgspec.ValidationError as error:
