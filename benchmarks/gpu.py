@@ -3,7 +3,7 @@
     python benchmarks/gpu.py --out results.json [--shape qwen2.5-1.5b] [--only decode_b1] …
 
 Each row is the same work, with the same lengths and seeds, that vLLM 0.26 and SGLang 0.5.17 were
-measured with on an H200 (Python API, greedy, every answer at its full length, one engine at a time).
+measured with on an H200 (Python API, greedy, answers at full length, one engine at a time).
 A decode step's time is (time for N + 1 tokens − time for 1 token) / N with the prefix cached.
 """
 
@@ -50,9 +50,9 @@ SHAPES: dict[str, dict[str, tuple[float, float, float]]] = {
         "few_shot": (0.0, 1.69, 1.49),
     },
 }
-UNITS = dict.fromkeys(("decode_b1", "decode_b8", "decode_b64", "decode_b256", "decode_b64_8k"),
-                      "ms/step") | {"prefill_8k": "ms", "first_token_128": "ms",
-                                    "offline": "out tok/s"}  # fmt: skip
+UNITS = dict.fromkeys(
+    ("decode_b1", "decode_b8", "decode_b64", "decode_b256", "decode_b64_8k"), "ms/step"
+) | {"prefill_8k": "ms", "first_token_128": "ms", "offline": "out tok/s"}
 DECODES = {
     "decode_b1": (1, 128, 512),
     "decode_b8": (8, 1024, 256),
@@ -162,8 +162,13 @@ def main() -> int:
     parser.add_argument("--shape", action="append", choices=list(SHAPES), help="default: all")
     parser.add_argument("--only", action="append", default=[], help="a row's name; may be repeated")
     parser.add_argument("--out", type=Path, help="write JSON here")
-    parser.add_argument("--setting", action="append", default=[], metavar="NAME=VALUE",
-                        help="an engine setting, as JSON")  # fmt: skip
+    parser.add_argument(
+        "--setting",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an engine setting, as JSON",
+    )
     options = parser.parse_args()
     import ramet
     import torch
@@ -207,7 +212,7 @@ def main() -> int:
                     "work": "start",
                     "unit": "s",
                     "measured": round(time.perf_counter() - begin, 2),
-                }  # fmt: skip
+                }
             )
             print(f"{shape}: start to first token {rows[-1]['measured']} s", flush=True)
             bench.warm_up()

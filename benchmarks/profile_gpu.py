@@ -121,7 +121,7 @@ def main() -> int:
                         slots[row, start:end],
                         0,
                         [new_rows(row + 1)[row]] if start == 0 else [],
-                    )  # fmt: skip
+                    )
                 )
         step = batch_of(
             range(count), [1] * count, [context] * count, slots[:, -1].copy(), count, []
@@ -138,7 +138,7 @@ def main() -> int:
             json.dumps(
                 {"device": torch.cuda.get_device_name(), "shape": options.shape, "steps": results},
                 indent=1,
-            )  # fmt: skip
+            )
         )
     return 0
 

@@ -1,4 +1,4 @@
-"""Brings a model up on a CUDA device: load, choose kernels, measure, give the rest to KV, capture."""
+"""Brings a model up on a CUDA device: load, choose kernels, measure, take KV, capture."""
 
 from __future__ import annotations
 
