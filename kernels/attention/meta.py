@@ -13,7 +13,7 @@ class AttentionMeta:
 
     Item i has queries [q_start[i], q_start[i+1]); they are the last ones of its ``kv_lens[i]``
     tokens, so query j of item i stands at position kv_lens[i] - q_len[i] + j and sees positions up
-    to its own. The KV of position p of item i lies in slot ``table[rows[i], p]``. """
+    to its own. The KV of position p of item i lies in slot ``table[rows[i], p]``."""
 
     table: torch.Tensor
     """[R, C] int32, slots by row and position."""
