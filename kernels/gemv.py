@@ -124,7 +124,7 @@ def few_rows_step(
     return acc, up, squares
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def few_rows_kernel(
     x,
     weight,

@@ -19,7 +19,9 @@ from .small_batch import norm_linear as small_norm_linear
 from .tuning import Product, table_for
 
 
-def plan_for(x: torch.Tensor, weight: torch.Tensor, gated: bool = False) -> Plan | None:
+def plan_for(
+    x: torch.Tensor, weight: torch.Tensor, *, gated: bool = False, normed: bool = False
+) -> Plan | None:
     """The plan of a small product; None where the library takes it."""
     rows = x.shape[0]
     if rows > MOST_ROWS or rows == 0 or not (x.is_contiguous() and weight.is_contiguous()):
@@ -27,7 +29,7 @@ def plan_for(x: torch.Tensor, weight: torch.Tensor, gated: bool = False) -> Plan
     if x.dtype != weight.dtype or x.device.type == "cpu":
         return None
     n = weight.shape[0] // 2 if gated else weight.shape[0]
-    return table_for(x.device).plan(Product(rows, n, weight.shape[1], gated), x.dtype)
+    return table_for(x.device).plan(Product(rows, n, weight.shape[1], gated, normed), x.dtype)
 
 
 def linear(
@@ -51,7 +53,7 @@ def norm_linear(
     pdl: bool = False,
 ) -> torch.Tensor:
     """`linear` of the RMS norm of x [T, K]; x is not changed."""
-    plan = plan_for(x, weight)
+    plan = plan_for(x, weight, normed=True)
     if plan is None:
         return F.linear(rms_norm(x, norm_weight, eps, offset, pdl=pdl), weight, bias)
     return small_norm_linear(

@@ -13,19 +13,21 @@ import torch
 
 from .gemv import few_rows_kernel, one_row_kernel
 from .launch import ceil_div, require, start
+from .norm import rms_norm
 
 MOST_ROWS = 16
 
 
 class Plan(NamedTuple):
     """How one product is cut. `slices` 0: the kernel of one row; else the tensor-core kernel, whose
-    slices of K are `block_k` wide."""
+    slices of K are `block_k` wide. `inside`: a norm before it is taken in the same kernel."""
 
     block_n: int
     block_k: int
     warps: int
     stages: int
     slices: int = 0
+    inside: int = 1
 
 
 def default_plan(rows: int, n: int, k: int) -> Plan:
@@ -57,6 +59,8 @@ def _launch(
     require(0 < rows <= MOST_ROWS, f"{rows} rows; from 1 to {MOST_ROWS} are taken")
     require(norm is None or norm.shape == (width,), f"norm weight must be [{width}]")
     plan = plan or default_plan(rows, outputs, width)
+    if norm is not None and not plan.inside:
+        x, norm = rms_norm(x, norm, eps, offset, pdl=pdl), None
     require(plan.slices > 0 or rows == 1, f"{plan} takes one row")
     require(plan.slices == 0 or x.dtype != torch.float32, "tensor cores would round float32")
     pointers = (

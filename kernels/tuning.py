@@ -18,7 +18,16 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from .small_batch import MOST_ROWS, Plan, default_plan, norm_gate_up, small_linear
+from .activation import gate
+from .norm import rms_norm
+from .small_batch import (
+    MOST_ROWS,
+    Plan,
+    default_plan,
+    norm_gate_up,
+    norm_linear,
+    small_linear,
+)
 
 ROW_BUCKETS = (1, 8, MOST_ROWS)
 """Row counts that are measured; others go by the next larger one."""
@@ -31,16 +40,19 @@ ROTATED = 160 << 20
 
 
 class Product(NamedTuple):
-    """One linear: [rows, k] times [n, k] transposed. Gated: n outputs from 2 n rows of weight."""
+    """One linear: [rows, k] times [n, k] transposed. `normed`: of the RMS norm of its input.
+    `gated` (then it is normed as well): n outputs from 2 n rows of weight."""
 
     rows: int
     n: int
     k: int
     gated: bool = False
+    normed: bool = False
 
     @property
     def key(self) -> str:
-        return f"{self.rows}x{self.k}->{self.n}{' gated' if self.gated else ''}"
+        kind = " normed, gated" if self.gated else " normed" if self.normed else ""
+        return f"{self.rows}x{self.k}->{self.n}{kind}"
 
 
 def bucket(rows: int) -> int:
@@ -50,22 +62,31 @@ def bucket(rows: int) -> int:
 
 def candidates(product: Product) -> list[Plan]:
     """Plans worth measuring: few, since each is compiled first."""
-    if product.rows == 1:
+    rows, n, k, gated, normed = product
+    if rows == 1:
         plans = [
             Plan(2, 1024, 4, 0),
             Plan(4, 512, 4, 0),
-            Plan(4, 1024, 4, 0),
             Plan(4, 1024, 8, 0),
             Plan(8, 512, 4, 0),
             Plan(8, 1024, 8, 0),
+            Plan(4, 2048, 8, 0),
         ]
-        return [plan for plan in plans if plan.block_k < 2 * product.k]
-    return [
+        if gated:
+            plans += [Plan(4, 256, 4, 0), Plan(2, 1024, 8, 0)]
+        return [plan for plan in plans if plan.block_k < 2 * k]
+    plans = [
         Plan(16, 64, 4, 4, slices=4),
         Plan(16, 64, 8, 3, slices=8),
+        Plan(16, 128, 4, 3, slices=4),
         Plan(32, 64, 4, 4, slices=4),
         Plan(64, 64, 4, 5, slices=1),
     ]
+    if gated:
+        plans = [*plans[:2], Plan(16, 32, 4, 5, slices=4), Plan(32, 64, 8, 3, slices=4), plans[4]]
+    if gated or normed:
+        plans += [plan._replace(inside=0) for plan in plans]
+    return plans
 
 
 class Table:
@@ -91,8 +112,9 @@ class Table:
         if dtype == torch.float32:
             return default_plan(1, product.n, product.k) if product.rows == 1 else None
         product = product._replace(rows=bucket(product.rows))
-        if product.key in self.plans:
-            return self.plans[product.key]
+        for one in (product, product._replace(normed=False)):
+            if one.key in self.plans:
+                return self.plans[one.key]
         size = product.n * product.k * 2 * (2 if product.gated else 1)
         if product.rows > 1 and size > LARGEST_UNMEASURED:
             return None
@@ -127,7 +149,7 @@ def write(path: Path, plans: dict[str, Plan | None]) -> None:
 
 def best_plan(product: Product, device: torch.device) -> tuple[Plan | None, str]:
     """The fastest candidate, and a line that says how fast it and the library are."""
-    rows, n, k, gated = product
+    rows, n, k, gated, normed = product
     size = n * k * 2 * (2 if gated else 1)
     copies = max(1, -(-ROTATED // size))
     weights = [
@@ -141,9 +163,15 @@ def best_plan(product: Product, device: torch.device) -> tuple[Plan | None, str]
     def run(plan: Plan | None) -> None:
         for weight in weights:
             if plan is None:
-                F.linear(x, weight)
+                # What the library leaves to other kernels counts as well.
+                before = rms_norm(x, norm, 1e-6, pdl=True) if gated or normed else x
+                after = F.linear(before, weight)
+                if gated:
+                    gate(after, "silu", out=out, pdl=True)
             elif gated:
                 norm_gate_up(x, norm, 1e-6, weight, "silu", out=out, plan=plan, pdl=True)
+            elif normed:
+                norm_linear(x, norm, 1e-6, weight, out=out, plan=plan, pdl=True)
             else:
                 small_linear(x, weight, out=out, plan=plan, pdl=True)
 

@@ -45,7 +45,7 @@ def part_of(length, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, PART: tl.conste
     return first * BLOCK_N, tl.minimum(last * BLOCK_N, length), low
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows", "kv_lens"])
 def decode_kernel(
     q,
     k_cache,

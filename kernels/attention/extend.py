@@ -88,7 +88,10 @@ def sweep(
     return top, total, acc
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["items", "tokens"],
+    do_not_specialize_on_alignment=["rows", "q_start", "kv_lens"],
+)
 def extend_kernel(
     q,
     k_cache,

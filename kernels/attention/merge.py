@@ -58,7 +58,7 @@ def merged(
     return out / divisor, tl.where(seen, base + tl.log(divisor), float("-inf"))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "parts"])
 def merge_kernel(
     partial,
     lse,

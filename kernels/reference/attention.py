@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from ..attention.meta import AttentionMeta
-from .attention_plan import Keys, Plan, plan_for
+from .attention_plan import Extend, Keys, plan_for
+
+# Scores of a block of queries stay in the cache of a core: so many float32 of them.
+_BLOCK_SCORES = 1 << 18
+_MIN_BLOCK, _MAX_BLOCK = 16, 128
 
 
 def attention(
@@ -20,22 +23,7 @@ def attention(
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `Ops.attention`: q [T, Hq, D] to [T, Hq, D]."""
-    if softcap or sinks is not None:
-        return attention_lse(q, k_cache, v_cache, meta, scale, window, softcap, sinks)[0]
-    kv_heads = k_cache.shape[1]
-    out = torch.empty_like(q)
-    plan = plan_for(meta, window)
-    for keys in plan.pieces:
-        k, v = _gather(keys, k_cache, v_cache, q.dtype)
-        x, fold = _fold(q, keys, kv_heads)
-        mask = keys.mask
-        if mask is not None:
-            mask = mask.to(q.dtype)
-            if keys.queries > 1:
-                mask = mask.repeat(1, 1, fold, 1)
-        y = F.scaled_dot_product_attention(x, k, v, attn_mask=mask, scale=scale)
-        _unfold(out, y, keys, kv_heads)
-    return _blank(out, plan)
+    return _attend(q, k_cache, v_cache, meta, scale, window, softcap, sinks, None)
 
 
 def attention_lse(
@@ -49,71 +37,154 @@ def attention_lse(
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `Ops.attention_lse`: the output, and the log of each denominator [T, Hq] float32."""
-    kv_heads = k_cache.shape[1]
-    out = torch.empty_like(q)
     lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32)
+    return _attend(q, k_cache, v_cache, meta, scale, window, softcap, sinks, lse), lse
+
+
+def _attend(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    meta: AttentionMeta,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: torch.Tensor | None,
+    lse: torch.Tensor | None,
+) -> torch.Tensor:
     plan = plan_for(meta, window)
-    for keys in plan.pieces:
-        k, v = _gather(keys, k_cache, v_cache, torch.float32)
-        x, fold = _fold(q.float(), keys, kv_heads)
-        scores = (x @ k.transpose(-1, -2)).mul_(scale)
-        if softcap:
-            scores.div_(softcap).tanh_().mul_(softcap)
-        if keys.mask is not None:
-            scores += keys.mask.repeat(1, 1, fold, 1) if keys.queries > 1 else keys.mask
-        total = scores.logsumexp(dim=-1, keepdim=True)
-        if sinks is not None:
-            extra = sinks.float().view(1, kv_heads, fold, 1)
-            extra = extra.repeat_interleave(keys.queries, dim=2)
-            total = torch.logaddexp(total, extra)
-        y = torch.exp(scores - total) @ v
-        _unfold(out, y.to(q.dtype), keys, kv_heads)
-        _unfold(lse.unsqueeze(-1), total, keys, kv_heads)
-    _blank(lse, plan, -torch.inf)
-    return _blank(out, plan), lse
-
-
-def _gather(
-    keys: Keys, k_cache: torch.Tensor, v_cache: torch.Tensor, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of one piece as [items, Hk, length, D]; a view where the slots are one run."""
-    if keys.index is None:
-        k = k_cache[keys.start : keys.start + keys.length]
-        v = v_cache[keys.start : keys.start + keys.length]
-    else:
-        k, v = k_cache.index_select(0, keys.index), v_cache.index_select(0, keys.index)
-    shape = (keys.items, keys.length, *k_cache.shape[1:])
-    return k.view(shape).transpose(1, 2).to(dtype), v.view(shape).transpose(1, 2).to(dtype)
-
-
-def _fold(q: torch.Tensor, keys: Keys, kv_heads: int) -> tuple[torch.Tensor, int]:
-    """Queries of one piece as [items, Hk, fold * queries, D]: heads of a group read the same keys,
-    so they become rows of one product. Returns them and the heads a group has."""
-    heads, dim = q.shape[1:]
-    fold = heads // kv_heads
-    x = q[keys.first : keys.first + keys.items * keys.queries]
-    if keys.queries == 1:
-        return x.view(keys.items, kv_heads, fold, dim), fold
-    x = x.view(keys.queries, kv_heads, fold, dim).permute(1, 2, 0, 3)
-    return x.reshape(1, kv_heads, fold * keys.queries, dim), fold
-
-
-def _unfold(out: torch.Tensor, y: torch.Tensor, keys: Keys, kv_heads: int) -> None:
-    """Write what `_fold`'s rows gave to their places in ``out`` [T, Hq, D]."""
-    heads, dim = out.shape[1:]
-    rows = out[keys.first : keys.first + keys.items * keys.queries]
-    if keys.queries == 1:
-        rows.copy_(y.reshape(keys.items, heads, dim))
-    else:
-        y = y.view(kv_heads, heads // kv_heads, keys.queries, dim)
-        rows.view(keys.queries, kv_heads, heads // kv_heads, dim).copy_(y.permute(2, 0, 1, 3))
-
-
-def _blank(x: torch.Tensor, plan: Plan, value: float = 0.0) -> torch.Tensor:
-    """Items without any key have no output: give their queries a harmless one."""
+    core = _Core(scale, softcap, k_cache, v_cache)
+    kv_heads, dim = k_cache.shape[1:]
+    out = torch.empty(q.shape, dtype=q.dtype)
+    if sinks is not None and lse is None:
+        lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32)
+    if len(plan.own) == 1 and not plan.shared and lse is None:
+        keys = plan.own[0]
+        out[keys.at] = core.read(q, keys)[0].view(keys.items, -1, dim)
+    elif plan.own:
+        # Heads of a group read the same keys: they are rows of one product, [n, Hk, G, D].
+        n = meta.num_decodes
+        part = torch.zeros((n, q.shape[1], dim), dtype=torch.float32)
+        total = torch.full((n, q.shape[1]), -torch.inf, dtype=torch.float32)
+        for keys in plan.own:
+            y, t = core.read(q, keys)
+            part[keys.at] = y.reshape(keys.items, -1, dim).float()
+            total[keys.at] = t.reshape(keys.items, -1)
+        for keys in plan.shared:
+            _merge(part, total, keys, *core.read_shared(q, keys))
+        out[:n] = part
+        if lse is not None:
+            lse[:n] = total
+    window = 0 if window >= meta.max_kv else window
+    for extend in plan.extends:
+        core.extend(q, extend, window, out, lse)
     for first, last in plan.empty:
-        x[first:last] = value
-    return x
+        out[first:last] = 0
+    if sinks is not None and lse is not None:
+        # A sink takes its share of each softmax and gives nothing.
+        total = torch.logaddexp(lse, sinks.float())
+        out.mul_(torch.exp(lse - total).unsqueeze(-1))
+        lse.copy_(torch.where(lse > -torch.inf, total, lse))
+    return out
+
+
+def _merge(
+    part: torch.Tensor, total: torch.Tensor, keys: Keys, more: torch.Tensor, add: torch.Tensor
+) -> None:
+    """Add the softmax over further keys (``more`` with denominators ``add``) to items' parts."""
+    have, so_far = part[keys.at], total[keys.at]
+    share = torch.sigmoid(add - so_far).unsqueeze(-1)
+    part[keys.at] = have + (more.float() - have) * share
+    total[keys.at] = torch.logaddexp(so_far, add)
+
+
+class _Core:
+    """One layer's attention over keys that a plan names."""
+
+    def __init__(
+        self, scale: float, softcap: float, k_cache: torch.Tensor, v_cache: torch.Tensor
+    ) -> None:
+        self.scale, self.softcap = scale, softcap
+        self.k_cache, self.v_cache = k_cache, v_cache
+        self.kv_heads = k_cache.shape[1]
+
+    def read(self, q: torch.Tensor, keys: Keys) -> tuple[torch.Tensor, torch.Tensor]:
+        """Own keys of decoding items: [n, Hk, G, D] and log denominators [n, Hk, G]."""
+        x = q[keys.at]
+        x = x.view(x.shape[0], self.kv_heads, -1, x.shape[-1])
+        k, v = keys.of(self.k_cache).transpose(1, 2), keys.of(self.v_cache).transpose(1, 2)
+        return self._softmax(x, k, v, keys.mask)
+
+    def read_shared(self, q: torch.Tensor, keys: Keys) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys that all n items read: [n, Hq, D] and [n, Hq]. Their queries are rows too."""
+        x = q[keys.at]
+        n, heads, dim = x.shape
+        x = x.view(n, self.kv_heads, -1, dim).transpose(0, 1).reshape(1, self.kv_heads, -1, dim)
+        k, v = keys.of(self.k_cache).transpose(1, 2), keys.of(self.v_cache).transpose(1, 2)
+        y, total = self._softmax(x, k, v, None)
+        y = y.reshape(self.kv_heads, n, -1, dim).transpose(0, 1).reshape(n, heads, dim)
+        return y, total.view(self.kv_heads, n, -1).transpose(0, 1).reshape(n, heads)
+
+    def _softmax(
+        self, x: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [b, h, M, D] over k and v [b, h, L, D]: the output and log denominators [b, h, M]."""
+        if not self.softcap:
+            if mask is not None:
+                mask = mask.to(x.dtype)
+            return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                x, k.to(x.dtype), v.to(x.dtype), 0.0, False, attn_mask=mask, scale=self.scale
+            )
+        scores = self._cap((x.float() * self.scale) @ k.float().transpose(-1, -2))
+        if mask is not None:
+            scores += mask
+        total = scores.logsumexp(dim=-1, keepdim=True)
+        y = torch.exp(scores - total).to(v.dtype) @ v
+        return y.to(x.dtype), total.squeeze(-1)
+
+    def _cap(self, scores: torch.Tensor) -> torch.Tensor:
+        if self.softcap:
+            scores.div_(self.softcap).tanh_().mul_(self.softcap)
+        return scores
+
+    def extend(
+        self,
+        q: torch.Tensor,
+        item: Extend,
+        window: int,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
+    ) -> None:
+        """Queries of one item, block after block, each over the keys that its last one sees."""
+        heads, dim = q.shape[1:]
+        kv_heads, count = self.kv_heads, item.last - item.first
+        k = item.keys.of(self.k_cache)[0].permute(1, 2, 0).float()
+        v = item.keys.of(self.v_cache)[0].transpose(0, 1).to(q.dtype)
+        x = q[item.first : item.last].view(count, kv_heads, -1, dim)
+        y = out[item.first : item.last].view(count, kv_heads, -1, dim)
+        size = min(_MAX_BLOCK, max(_MIN_BLOCK, _BLOCK_SCORES // (heads * item.keys.length)))
+        begin = item.kv_len - count - item.low
+        """Index into the item's keys of its first query's own."""
+        hidden = torch.ones((size, size), dtype=torch.bool).triu_(1)
+        for a in range(0, count, size):
+            b = min(count, a + size)
+            low = max(0, begin + a + 1 - window) if window else 0
+            seen = slice(low, begin + b)
+            rows = (x[a:b].float() * self.scale).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
+            scores = self._cap(torch.bmm(rows, k[..., seen]))
+            by_query = scores.view(kv_heads, -1, b - a, scores.shape[-1])
+            by_query[..., a - b :].masked_fill_(hidden[: b - a, : b - a], -torch.inf)
+            if window:
+                # The block's first query sees all from ``low``; each next one, one key less.
+                key = torch.arange(scores.shape[-1])
+                late = torch.arange(begin + a + 1 - window - low, begin + b + 1 - window - low)
+                by_query.masked_fill_(key < late.unsqueeze(1), -torch.inf)
+            if lse is not None:
+                part = scores.logsumexp(dim=-1).view(kv_heads, -1, b - a)
+                lse[item.first + a : item.first + b] = part.permute(2, 0, 1).flatten(1)
+            weights = scores.softmax(dim=-1).to(v.dtype)
+            part = torch.bmm(weights, v[:, seen])
+            y[a:b].copy_(part.view(kv_heads, -1, b - a, dim).permute(2, 0, 1, 3))
 
 
 def attention_exact(
@@ -137,9 +208,9 @@ def attention_exact(
             low = max(0, position + 1 - window) if window else 0
             if position < 0:
                 continue
-            slots = meta.table[row, low : position + 1].cpu()
-            k = k_cache[slots.long()].double().repeat_interleave(group, dim=1)
-            v = v_cache[slots.long()].double().repeat_interleave(group, dim=1)
+            slots = meta.table[row, low : position + 1].long()
+            k = k_cache[slots].double().repeat_interleave(group, dim=1)
+            v = v_cache[slots].double().repeat_interleave(group, dim=1)
             scores = torch.einsum("hd,lhd->hl", q[t].double(), k) * scale
             if softcap:
                 scores = softcap * torch.tanh(scores / softcap)

@@ -26,7 +26,7 @@ def products_of(model: ModelConfig) -> list[Product]:
         product
         for rows in ROW_BUCKETS
         for product in (
-            Product(rows, qkv, hidden),
+            Product(rows, qkv, hidden, normed=True),
             Product(rows, hidden, heads),
             Product(rows, ffn, hidden, gated=True),
             Product(rows, hidden, ffn),

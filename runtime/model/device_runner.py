@@ -143,14 +143,15 @@ class DeviceRunner:
         sizes = [s for s in DECODE_SIZES if s <= largest]
         if not sizes or sizes[-1] < min(largest, self.max_rows):
             sizes.append(min(largest, self.max_rows))
-        stage(f"capturing {len(sizes)} decode and {len(EXTEND_SIZES)} extend steps")
+        prompts = [s for s in EXTEND_SIZES if extends and s <= self.context_length]
+        stage(f"capturing {len(sizes)} decode and {len(prompts)} extend steps")
         with torch.inference_mode():
             # Large ones first: the smaller find the pool's memory there.
             for size in sorted(sizes, reverse=True):
                 decode = CapturedDecode(parts, size)
                 decode.capture()
                 self._decodes[size] = decode
-            for size in sorted(EXTEND_SIZES, reverse=True) if extends else ():
+            for size in sorted(prompts, reverse=True):
                 extend = CapturedExtend(parts, size)
                 extend.capture()
                 self._extends[size] = extend

@@ -17,7 +17,7 @@ import torch
 from ...kernels.attention.meta import AttentionMeta
 from ..scheduler.batch import IntArray, StepBatch
 from .families.decoder import Decoder
-from .staging import Staging
+from .staging import Staging, layout
 from .tables import RequestTables
 
 
@@ -25,6 +25,13 @@ def extend_items(size: int) -> int:
     """Requests that a captured extend step of ``size`` tokens may hold; one more item takes the
     tokens that pad it."""
     return max(8, size // 16)
+
+
+def _inputs(sizes: list[int], device: torch.device) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """A buffer that uploads go to, and its fields."""
+    starts, total = layout(sizes)
+    buffer = torch.zeros(total, dtype=torch.int32, device=device)
+    return buffer, [buffer[begin : begin + size] for begin, size in zip(starts, sizes)]
 
 
 @dataclass(slots=True)
@@ -89,8 +96,8 @@ class CapturedDecode(_Captured):
         super().__init__(parts)
         self.size = size
         device = parts.kv.device
-        self._inputs = torch.zeros(3 * size, dtype=torch.int32, device=device)
-        self.rows, self._kv_lens, self._slots = self._inputs.split(size)
+        self._inputs, fields = _inputs([size] * 3, device)
+        self.rows, self._kv_lens, self._slots = fields
         self._pad = np.full(size, parts.scratch_row, np.int32)
         self._ones = np.ones(size, np.int32)
         self._zeros = np.zeros(size, np.int32)
@@ -112,12 +119,9 @@ class CapturedDecode(_Captured):
         pad = self.size - len(batch.rows)
         self.parts.staging.upload(
             [
-                batch.rows,
-                self._pad[:pad],
-                batch.kv_lens,
-                self._ones[:pad],
-                batch.slots,
-                self._zeros[:pad],
+                (batch.rows, self._pad[:pad]),
+                (batch.kv_lens, self._ones[:pad]),
+                (batch.slots, self._zeros[:pad]),
             ],
             self._inputs,
         )
@@ -140,10 +144,7 @@ class CapturedExtend(_Captured):
         self.max_items = extend_items(size)
         items = self.max_items + 1
         device = parts.kv.device
-        self._inputs = torch.zeros(
-            3 * size + 3 * items + items + 1, dtype=torch.int32, device=device
-        )
-        fields = self._inputs.split([size] * 3 + [items] * 3 + [items + 1])
+        self._inputs, fields = _inputs([size] * 3 + [items] * 3 + [items + 1], device)
         self._ids, self._positions, self._slots = fields[:3]
         self.rows, self._kv_lens, self._last, self._q_start = fields[3:]
         self.rows.fill_(parts.scratch_row)
@@ -168,23 +169,18 @@ class CapturedExtend(_Captured):
         zeros = np.zeros(max(pad, items), np.int32)
         self.parts.staging.upload(
             [
-                batch.ids,
-                zeros[:pad],
-                positions,
-                zeros[:pad],
-                batch.slots,
-                zeros[:pad],
-                batch.rows,
-                np.full(items, scratch, np.int32),
-                batch.kv_lens,
-                zeros[: items - 1],
-                np.array([pad], np.int32),
-                ends - 1,
-                zeros[:items],
-                np.zeros(1, np.int32),
-                ends,
-                np.full(self.max_items - count, tokens, np.int32),
-                np.array([self.size], np.int32),
+                (batch.ids, zeros[:pad]),
+                (positions, zeros[:pad]),
+                (batch.slots, zeros[:pad]),
+                (batch.rows, np.full(items, scratch, np.int32)),
+                (batch.kv_lens, zeros[: items - 1], np.array([pad], np.int32)),
+                (ends - 1, zeros[:items]),
+                (
+                    np.zeros(1, np.int32),
+                    ends,
+                    np.full(self.max_items - count, tokens, np.int32),
+                    np.array([self.size], np.int32),
+                ),
             ],
             self._inputs,
         )

@@ -11,12 +11,14 @@ import torch
 
 from ..scheduler.batch import IntArray
 
+_ALIGNED = 32
+"""Elements: 128 bytes."""
 _DEPTH = 4
 """Uploads that may be under way: a step in flight, the next, and both their requests' tables."""
 
 
 class Staging:
-    """A ring of pinned buffers. An upload returns int32 views on the device, one for each array.
+    """A ring of pinned buffers. An upload returns int32 views on the device, one for each field.
 
     A buffer is used again only when the copy out of it has run; that is the one place that could
     wait for the device, and with as many buffers as steps can be in flight it does not.
@@ -37,12 +39,13 @@ class Staging:
         self._next = 0
 
     def upload(
-        self, arrays: Sequence[IntArray], into: torch.Tensor | None = None
+        self, fields: Sequence[IntArray | Sequence[IntArray]], into: torch.Tensor | None = None
     ) -> list[torch.Tensor]:
-        """Copy the arrays, one behind the other, to the start of ``into`` (int32 [N], for a
-        captured step's fixed inputs) or to fresh memory."""
-        sizes = [len(array) for array in arrays]
-        total = sum(sizes)
+        """Copy the fields, each at the next aligned place, to the start of ``into`` (int32 [N], for
+        a captured step's fixed inputs) or to fresh memory. A field may come in pieces."""
+        pieces = [[field] if isinstance(field, np.ndarray) else field for field in fields]
+        sizes = [sum(map(len, parts)) for parts in pieces]
+        starts, total = layout(sizes)
         if total > self._capacity:
             if self._device.type == "cuda":
                 torch.cuda.current_stream().synchronize()  # rare: outgrown, so start a new ring
@@ -52,10 +55,11 @@ class Staging:
         event = self._events[at]
         if event is not None:
             event.synchronize()
-        view, begin = self._views[at], 0
-        for array, size in zip(arrays, sizes):
-            view[begin : begin + size] = array
-            begin += size
+        view = self._views[at]
+        for begin, parts in zip(starts, pieces):
+            for part in parts:
+                view[begin : begin + len(part)] = part
+                begin += len(part)
         target = into
         if target is None:
             target = torch.empty(total, dtype=torch.int32, device=self._device)
@@ -64,7 +68,17 @@ class Staging:
             event = event or torch.cuda.Event()
             event.record()
             self._events[at] = event
-        return list(target[:total].split(sizes))
+        return [target[begin : begin + size] for begin, size in zip(starts, sizes)]
+
+
+def layout(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where fields of these sizes begin, and how much all take. Every field is aligned alike, or
+    kernels would be compiled again for each way in which they are not."""
+    starts, total = [], 0
+    for size in sizes:
+        starts.append(total)
+        total += -(-size // _ALIGNED) * _ALIGNED
+    return starts, total
 
 
 def fetch(tensor: torch.Tensor) -> torch.Tensor:
