@@ -121,15 +121,12 @@ class _Text:
         self._logprobs = generation.params.return_logprob
         self._pushed = 0
         self._told = 0
-        # Below min_new_tokens the engine lets stop strings pass; here nobody counts, so all waits.
+        # Below min_new_tokens the engine lets stop strings pass. Only it counts, so all waits.
         self._hold = bool(sampling.stops) and sampling.min_new_tokens > 0
         skip = generation.params.skip_special_tokens
+        self._shown = {} if skip else special_text(tokenizer)
         self._text = Detokenizer(
-            tokenizer.bytes_table,
-            tokenizer.special_ids,
-            skip,
-            () if self._hold else sampling.stops,
-            None if skip else special_text(tokenizer),
+            tokenizer.bytes_table, tokenizer.special_ids, skip, sampling.stops, self._shown
         )
 
     def more(self) -> None:
@@ -148,11 +145,27 @@ class _Text:
     def end(self, finish: Finish) -> str:
         """The whole text, without a stop token and what a stop string cut."""
         tokens = self._request.tokens
-        end = len(tokens) - (isinstance(finish.matched, int))
-        piece = self._text.push(tokens[self._pushed : end])
-        piece += self._text.finish(finish.text_bytes)
+        end = len(tokens) - isinstance(finish.matched, int)
+        if self._hold:
+            whole = piece = self._as_cut(tokens[:end], finish.text_bytes)
+        else:
+            piece = self._text.push(tokens[self._pushed : end])
+            piece += self._text.finish(finish.text_bytes)
+            whole = self._text.text
         self._tell(piece, len(tokens))
-        return self._text.text
+        return whole
+
+    def _as_cut(self, tokens: Sequence[int], text_bytes: int) -> str:
+        """All text at once, up to where the engine says that the stop string begins."""
+        table = self._tokenizer.bytes_table
+        left = text_bytes if text_bytes >= 0 else sum(len(table[token]) for token in tokens)
+        data = bytearray()
+        for token in tokens:
+            data += self._shown.get(token) or table[token][:left]
+            left -= len(table[token])
+            if left <= 0 and text_bytes >= 0:
+                break
+        return data.decode("utf-8", "replace")
 
     def _tell(self, piece: str, upto: int) -> None:
         if self._on_piece is None:

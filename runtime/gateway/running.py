@@ -17,11 +17,14 @@ log = logging.getLogger(__name__)
 
 Make = Callable[[Callable[[list[Event]], None]], Interpreter]
 
+INTERVAL_S = 0.004
+
 _encoder = msgspec.msgpack.Encoder()
 
 
 class RunningProgram:
-    """Collects events and hands them on once a turn of the loop, or when the client reads again.
+    """Collects events and hands them on once a turn of the loop, or when the client reads again;
+    deltas alone at most every `INTERVAL_S`, so that fast streams are few messages.
 
     ``ready`` is called when there is something to take. ``size`` is about how many bytes wait.
     """
@@ -32,7 +35,8 @@ class RunningProgram:
         self._events: list[Event] = []
         self.size = 0
         self._ready = ready
-        self._announced = False
+        self._last = 0.0
+        self._soon: asyncio.Handle | None = None
         self._loop = asyncio.get_running_loop()
         self._interpreter = make(self._emit)
         self._task = self._loop.create_task(self._interpreter.run())
@@ -51,26 +55,35 @@ class RunningProgram:
 
     def take(self) -> msgspec.Raw | None:
         """The events since the last call, encoded; ``None`` when there are none."""
-        self._announced = False
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
         if not self._events:
             return None
+        self._last = self._loop.time()
         events, self._events, self.size = self._events, [], 0
         return msgspec.Raw(_encoder.encode(events))
 
     def _emit(self, events: list[Event]) -> None:
+        patient = True
         for event in events:
-            self._add(event)
-        if not self._announced:
-            self._announced = True
-            self._loop.call_soon(self._ready, self)
+            patient = self._add(event) and patient
+        if patient and self._soon is None:
+            due = max(self._loop.time(), self._last + INTERVAL_S)
+            self._soon = self._loop.call_at(due, self._ready, self)
+        elif not patient and (self._soon is None or isinstance(self._soon, asyncio.TimerHandle)):
+            if self._soon is not None:
+                self._soon.cancel()
+            self._soon = self._loop.call_soon(self._ready, self)
 
-    def _add(self, event: Event) -> None:
+    def _add(self, event: Event) -> bool:
+        """Returns whether it can wait a little."""
         if isinstance(event, TextDelta):
             self.size += len(event.text)
             last = self._events[-1] if self._events else None
             if isinstance(last, TextDelta) and _joins(last, event):
                 self._events[-1] = TextDelta(event.stream, last.text + event.text, event.op)
-                return
+                return True
         elif isinstance(event, Value):
             self.size += len(event.value) if isinstance(event.value, str) else 1000
         elif isinstance(event, Synced):
@@ -79,6 +92,7 @@ class RunningProgram:
             self.done = True
         self.size += 50
         self._events.append(event)
+        return isinstance(event, TextDelta)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()

@@ -51,13 +51,16 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-MERGES = [("a", "b"), ("c", "d"), ("ab", "cd"), ("l", "l"), ("Ġ", "x")]
+TAIL = {byte: chr(point) for point, byte in BYTE_CHARACTERS.items()}["é".encode()[1]]
+MERGES = [("a", "b"), ("c", "d"), ("ab", "cd"), ("l", "l"), ("Ġ", "x"), (TAIL, "!")]
+MERGES += [("e", "o"), ("eo", "s"), ("eos", ">"), ("eos>", "z"), ("<", "eos>z")]
 SPECIAL = ["<bos>", "<eos>", "<|im_start|>", "<|im_end|>"]
 CONTEXT = 512
 
 
 def make_tokenizer(template: str | None = CHATML, prefix: bool = False) -> Tokenizer:
-    """Bytes, a few merges (ab, cd, abcd, ll, " x") and four special tokens."""
+    """Bytes, a few merges (ab, cd, abcd, ll, " x", the second half of é with "!", and what looks
+    like a special token with a z) and four special tokens."""
     vocabulary = {chr(point): byte for point, byte in BYTE_CHARACTERS.items()}
     for left, right in MERGES:
         vocabulary[left + right] = len(vocabulary)
@@ -96,10 +99,13 @@ class FakeEngine:
         self.chunk = 1
         self.idle = False
         self.forgetful = False
+        self.late = False
         self.refuse_flush = 0
         self.submits: list[Submit] = []
         self.prompts: list[list[int]] = []
         self.aborted: list[int] = []
+        self.finished: list[Finish] = []
+        self.outputs: dict[int, list[int]] = {}
         self.handles: dict[int, list[int]] = {}
         self.credits = 0
         self.running: dict[int, dict[str, Any]] = {}
@@ -218,10 +224,17 @@ class FakeEngine:
                     break
             if end is not None:
                 del self.running[rid]
+                self.outputs[rid] = made[request["prompt"] :]
                 if submit.keep is not None:
                     self.handles[submit.keep] = made
                 finished.append(Finish(rid=rid, prompt_tokens=request["prompt"], **end))
         self.credits -= 1
+        self.finished += finished
+        if self.late and finished:
+            self.wire._loop.call_later(
+                0.01, self.send, StepOut(rids=b"", tokens=b"", finished=finished)
+            )
+            finished = []
         self.send(
             StepOut(
                 rids=np.asarray(rids, np.int64).tobytes(),
@@ -336,6 +349,7 @@ class World:
         await self.client_of_engine.start(5)
         limits = limits or ServiceLimits()
         socket = router(limits)
+        socket.setsockopt(zmq.SNDHWM, 5)
         socket.bind(self.address)
         service = Service(socket, self.executor, model="fake", api_key=api_key, limits=limits)
         self.services.append(service)

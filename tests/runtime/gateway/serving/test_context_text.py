@@ -67,14 +67,17 @@ async def test_a_stop_that_ends_with_a_token_drops_whole_tokens(world):
 
 
 async def test_what_is_carried_over_is_whole_characters(world):
-    e_acute = "é".encode()
-    world.engine.says("a", e_acute[0], e_acute[1], "!", "z")
+    """The stop "!" is in a token with the second byte of é: é goes back to being text."""
+    first, both = "é".encode()[0], world.tokenizer.encode("é!")[1]
+    assert world.tokenizer.bytes_table[both] == "é!".encode()[1:]
+    world.engine.says("a", first, both, "z")
     context = await world.context()
     context.append("p")
     result = await gen(context, stop=("!",))
+    context.append("?")
     await gen(context)
     assert result.text == "aé"
-    assert world.engine.prompts[1] == [112, 97, *e_acute]
+    assert world.engine.prompts[1] == [112, 97, *"é?".encode()]
 
 
 async def test_a_generated_end_of_turn_is_not_doubled(world):
@@ -110,13 +113,15 @@ async def test_special_tokens_are_parsed_outside_roles_and_never_in_content(worl
 
 
 async def test_text_carried_over_is_never_parsed_for_special_tokens(world):
-    world.engine.says("<", "e", "o", "s", "abcd")
+    (token,) = world.tokenizer.encode("<eos>z", special=False)
+    world.engine.says("h", token, "!")
     context = await world.context()
     context.append("p")
-    await gen(context, stop=("cd",))
-    context.append("<eos>")
+    result = await gen(context, stop=("z",))
     await gen(context)
-    assert world.engine.prompts[1].count(world.tokenizer.eos_ids[0]) == 1
+    assert result.text == "h<eos>"
+    assert world.engine.prompts[1].count(world.tokenizer.eos_ids[0]) == 0
+    assert world.tokenizer.decode(world.engine.prompts[1]) == "ph<eos>"
 
 
 async def test_what_the_tokenizer_prepends_comes_once_at_the_very_start(new_world, new_tokenizer):

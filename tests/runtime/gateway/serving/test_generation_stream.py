@@ -23,6 +23,15 @@ async def stream(context, **changes):
     return result, pieces, metas
 
 
+def made_by(world):
+    """The text of each finished request, from the engine's own account of it."""
+    for finish in world.engine.finished:
+        tokens = world.engine.outputs[finish.rid]
+        data = b"".join(world.engine.table[token] for token in tokens)
+        cut = len(data) if finish.text_bytes < 0 else finish.text_bytes
+        yield data[:cut].decode("utf-8", "replace")
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
@@ -40,6 +49,8 @@ def test_pieces_join_to_the_text_and_no_stop_leaks(new_world, seed, stops, minim
                 context, stop=tuple(stops), min_new_tokens=minimum, ignore_eos=True
             )
             assert "".join(pieces) == result.text
+            (made,) = made_by(world)
+            assert result.text == made
             if result.meta.finish_reason.type == "stop":
                 assert result.meta.finish_reason.matched in stops
             if not minimum:
@@ -59,6 +70,16 @@ async def test_half_a_character_is_only_replaced_when_a_length_cuts_it(world):
     cut.append("p")
     result, pieces, _ = await stream(cut, max_new_tokens=4)
     assert result.text == "aé�" == "".join(pieces)
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_stop_token_is_held_back_until_the_end_is_known(world, late):
+    world.engine.late = late
+    world.engine.says("h", "z", "q")
+    context = await world.context()
+    context.append("p")
+    result, pieces, _ = await stream(context, stop_token_ids=(122,))
+    assert result.text == "h" == "".join(pieces)
 
 
 async def test_log_probs_come_with_their_tokens_and_whole_at_the_end(world, scored, near):

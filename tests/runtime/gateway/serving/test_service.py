@@ -106,6 +106,22 @@ async def test_neighbouring_deltas_come_as_one(world):
     assert [e.text for e in events if isinstance(e, TextDelta)] == ["abcdef"]
 
 
+async def test_a_fast_stream_is_few_messages(world):
+    await world.serve()
+    client = await connect(world)
+    client.open([Gen(op=1, sampling={"max_new_tokens": 300, "ignore_eos": True})], stream=True)
+    messages, text = 0, ""
+    events: list[Event] = []
+    while not (events and isinstance(events[-1], Done)):
+        message = await client.next()
+        events = msgspec.msgpack.decode(message.events, type=list[Event])
+        messages += 1
+        text += "".join(event.text for event in events if isinstance(event, TextDelta))
+        if isinstance(events[-1], Done):
+            assert any(isinstance(event, Value) and event.value == text for event in events)
+    assert messages < 200
+
+
 async def test_a_program_may_come_in_pieces(world):
     await world.serve()
     client = await connect(world)
@@ -278,7 +294,7 @@ async def test_a_slow_reader_gets_all_of_it(world):
     client.open([Text(parts=(text,)) for text in texts[:200]], stream=True, closed=False)
     for text in texts[200:]:
         client.append([Text(parts=(text,))])
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
     client.append([], closed=True)
     await asyncio.sleep(0.1)
     client.wire._read = client.wire._look = reader
