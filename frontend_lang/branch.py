@@ -88,5 +88,5 @@ class Branch:
 
     def known(self) -> str:
         """The names that can be read, for an error message."""
-        names = [name for name in self.names if name is not None]
+        names = [name for name in list(self.names) if name is not None]
         return ", ".join(names) if names else "none"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 from ramet.runtime.program.instructions import Program
 from ramet.runtime.protocol import BadInputError, ProgramError
@@ -14,6 +14,7 @@ from . import batch
 from .arguments import Given, Item, checked_sampling
 from .backends.base import Backend, Opening, default_backend
 from .branch import Made
+from .forks import Forks
 from .run import Run
 from .state import State
 from .symbols import Symbol, pieces
@@ -52,6 +53,11 @@ class CompiledRun(Run):
     def _resolved(self, value: Any) -> Any:
         if isinstance(value, Symbol):
             return "".join(self._text(part, ref) for part, ref in pieces(value))
+        if isinstance(value, State):
+            return value.of(self)
+        if isinstance(value, Forks):
+            states = [state.of(self) for state in cast("Forks[State]", value)]
+            return Forks(states, lambda _, __: self.refuse())
         if isinstance(value, list):
             return [self._resolved(item) for item in cast("list[Any]", value)]
         if isinstance(value, tuple):
@@ -60,6 +66,10 @@ class CompiledRun(Run):
             items = cast("dict[Any, Any]", value).items()
             return {key: self._resolved(item) for key, item in items}
         return value
+
+    def refuse(self) -> NoReturn:
+        """What an operation on a branch of this run leads to."""
+        raise ProgramError("this program has ended")
 
     def _text(self, part: Any, ref: Any) -> str:
         if ref is None:

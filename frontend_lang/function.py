@@ -42,13 +42,7 @@ class Function:
         self._compiled: dict[str, Compiled] = {}
         self._compiling = threading.RLock()
         functools.update_wrapper(self, body)
-        parameters = list(inspect.signature(body).parameters.values())
-        if not parameters or parameters[0].name != "s":
-            got = f"it is {parameters[0].name!r}" if parameters else "it takes none"
-            code = getattr(body, "__code__", None)
-            where = f"{code.co_filename}:{code.co_firstlineno}" if code else None
-            name = getattr(body, "__name__", "the function")
-            raise ProgramError(f"the first parameter of {name} must be 's'; {got}", where=where)
+        parameters = _parameters(body)
         signature = inspect.Signature(parameters[1:])
         self.parameters = Parameters(self.name, signature, dict(bound or {}))
 
@@ -161,15 +155,21 @@ class Function:
         return await batch.run_all_async(self, items, start, chosen, num_threads)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Inside a program: run as a program of its own on the same backend; while compiling: be
-        a branch of the compiled program; with a state as first argument: go on in that state."""
+        """Inside a program: run as a program of its own on the same backend, with the same default
+        sampling and salt; while compiling: be a branch of the compiled program; with a state as
+        first argument: go on in that state."""
         if args and isinstance(args[0], State):
             return self.body(*args, **{**self.parameters.bound, **kwargs})
         current = _current.get()
         if current is not None and not isinstance(current, Run):
             return inline(current, self, self.parameters.split(args, kwargs)[0])
         if isinstance(current, Run):
+            opening = current.opening
+            names = self.parameters.sampling_names
+            sampling = {k: v for k, v in opening.sampling.items() if k in names}
+            kwargs = {**sampling, **kwargs}
             kwargs.setdefault("backend", current.backend)
+            kwargs.setdefault("cache_salt", opening.cache_salt)
         return self.run(*args, **kwargs)
 
     # --- as data ----------------------------------------------------------------------------------
@@ -272,6 +272,25 @@ class Function:
             if key not in self._compiled:
                 self._compiled[key] = self.compile(**fixed)
         return self._compiled[key], {k: v for k, v in arguments.items() if k not in fixed}
+
+
+def _parameters(body: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The function's parameters. Raises `ProgramError` for what cannot be a prompt program."""
+    code = getattr(body, "__code__", None)
+    where = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else None
+    name = getattr(body, "__name__", "the function")
+    parameters = list(inspect.signature(body).parameters.values())
+    if not parameters or parameters[0].name != "s":
+        got = f"it is {parameters[0].name!r}" if parameters else "it takes none"
+        raise ProgramError(f"the first parameter of {name} must be 's'; {got}", where=where)
+    if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
+        raise ProgramError(
+            f"{name} must be a plain function; `arun` runs it without holding up the loop",
+            where=where,
+        )
+    if inspect.isgeneratorfunction(body):
+        raise ProgramError(f"{name} must not yield; stream=True gives pieces", where=where)
+    return parameters
 
 
 @overload

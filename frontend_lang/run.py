@@ -32,6 +32,7 @@ class Run(Recording):
     def __init__(self, backend: Backend, opening: Opening, timeout: float | None = None) -> None:
         super().__init__()
         self.backend = backend
+        self.opening = opening
         self.stream = opening.stream
         self.session: Session = backend.open(opening)
         self.store = self.session.store

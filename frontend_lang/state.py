@@ -189,6 +189,10 @@ class State:
     def __repr__(self) -> str:
         return f"<State {self._branch.path}, variables: {self._branch.known()}>"
 
+    def of(self, recording: Recording) -> State:
+        """The same branch in a run of the program that it was recorded for."""
+        return State(recording, self._branch)
+
     # --- how --------------------------------------------------------------------------------------
 
     def _join(self, states: list[State], mode: Any) -> None:

@@ -39,7 +39,7 @@ class _Pieces:
     def steps(self) -> Steps:
         if self.var is not None:
             yield from self._variable(self.var)
-        elif not self.run.stream:
+        elif not self.run.stream or self._unknown_start():
             op = self.run.sync(self.branch, "text")
             yield from self._synced(op)
         else:
@@ -47,6 +47,10 @@ class _Pieces:
                 yield from self._synced(self.branch.start_op)
             lineage = self.branch.lineage(1 << 62)
             yield from self._deltas(None, lambda: self._ended(lineage))
+
+    def _unknown_start(self) -> bool:
+        """Of a compiled program's branch it is not told what it was forked from."""
+        return self.branch.parent is not None and self.branch.start_op < 0
 
     def _synced(self, op: int) -> Steps:
         lineage = self.branch.lineage(op)

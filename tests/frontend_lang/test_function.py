@@ -25,6 +25,19 @@ def test_the_first_parameter_must_be_s():
         rt.function(lambda: None)
 
 
+def test_only_plain_functions_are_programs():
+    async def f(s):
+        pass
+
+    def g(s):
+        yield
+
+    with pytest.raises(rt.ProgramError, match="arun"):
+        rt.function(f)
+    with pytest.raises(rt.ProgramError, match="yield"):
+        rt.function(g)
+
+
 def test_arguments_are_python_s(scripted):
     backend = scripted({"end": lambda _: "!"})
     assert greet.run("Ann", backend=backend).text() == "Hello, Ann!"

@@ -15,8 +15,16 @@ pytestmark = pytest.mark.model
 MODEL = "smollm2-135m-instruct"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def polite_threads():
+    """Threads of the engine that spin while they wait starve whoever shares the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+        yield
+
+
 @pytest.fixture(scope="module")
-def runtime():
+def runtime(polite_threads):
     with rt.Runtime(MODEL, dtype="float32", max_total_tokens=8192) as runtime:
         yield runtime
 

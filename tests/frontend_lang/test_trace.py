@@ -272,6 +272,27 @@ def test_a_program_called_while_compiling_becomes_a_branch(scripted):
     assert prompts == {"i": "inner t", "o": "outer t/I"}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_branches_that_a_compiled_program_returns_can_be_read(scripted, stream):
+    @rt.function
+    def f(s):
+        s += "p"
+        forks = s.fork(2)
+        forks += lambda i: f"{i}" + rt.gen("x")
+        return forks, s.copy()
+
+    state = f.compile().run(backend=scripted({"x": lambda p: p[-1]}), stream=stream)
+    forks, copied = state.ret_value
+    assert [branch.text() for branch in forks] == ["p00", "p11"]
+    assert [branch["x"] for branch in forks] == ["0", "1"]
+    assert ["".join(branch.text_iter()) for branch in forks] == ["p00", "p11"]
+    assert copied.text() == "p"
+    with pytest.raises(rt.ProgramError, match="ended"):
+        forks[0] += "more"
+    with pytest.raises(rt.ProgramError, match="ended"):
+        forks.join()
+
+
 def test_cache_prefills_the_constant_beginning(scripted):
     backend = scripted()
     tips.cache(backend)
