@@ -34,21 +34,24 @@ from .wire import Wire
 log = logging.getLogger(__name__)
 
 CREDITS = 64
-SILENCE_S = 30.0
-"""Longer than any step, as the engine beats between steps. A dead one is noticed by its socket."""
+HEARTBEAT_S = 10.0
+"""libzmq's threads answer each other whatever the engine computes: not to answer is to be gone."""
+SILENCE_S = 300.0
+"""The engine's loop speaks between steps, and a step may be long where the machine is busy."""
 
 
 class EngineClient:
     """Submits requests, collects what comes back, and notices when the engine is gone.
 
-    Lives on one asyncio loop; make it inside that loop. A closed connection fails all waiting
-    requests at once, silence for ``silence_s`` does so too. When the engine (or another one at the
-    same address) is back, requests are taken again; handles it does not know are made good by
-    sending whole prompts.
+    Lives on one asyncio loop; make it inside that loop. All waiting requests fail at once when
+    the connection closes, when the engine's process does not answer for ``heartbeat_s`` (frozen,
+    or unreachable), or its loop says nothing for ``silence_s`` (stuck). When the engine (or another
+    one at the same address) is back, requests are taken again; handles that it does not know are
+    made good by sending whole prompts.
     """
 
     def __init__(
-        self, address: str, *, context: zmq.Context[Any] | None = None, silence_s: float = SILENCE_S
+        self, address: str, *, heartbeat_s: float = HEARTBEAT_S, silence_s: float = SILENCE_S
     ) -> None:
         self._silence_s = silence_s
         self._requests: dict[int, EngineRequest] = {}
@@ -59,10 +62,12 @@ class EngineClient:
         self._used_credits = 0
         self._heard = time.monotonic()
         self._gone: str | None = None
-        socket: zmq.Socket[bytes] = (context or zmq.Context.instance()).socket(zmq.DEALER)
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, int(heartbeat_s * 250))
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(heartbeat_s * 1000))
         monitor = socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED)
         self._loop = asyncio.get_running_loop()
         self._wire = Wire(socket, self._on_message)
@@ -132,7 +137,7 @@ class EngineClient:
             self._send(Abort(rids=[request.rid]))
 
     async def ask(
-        self, op: Literal["flush", "info", "shutdown"], timeout_s: float = 10.0
+        self, op: Literal["flush", "info", "shutdown"], timeout_s: float = 60.0
     ) -> dict[str, Any]:
         """Ask for what is no generation. Raises the engine's error; `BackendError` for silence."""
         if self._gone is not None:

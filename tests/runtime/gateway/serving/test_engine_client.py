@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -78,6 +81,36 @@ async def test_silence_is_noticed_and_a_beat_ends_it(world):
         await world.settle(lambda: client.gone is None)
     finally:
         client.close()
+
+
+FROZEN = """
+import sys, zmq
+from ramet.runtime.protocol.codec import engine_codec, reply_codec
+from ramet.runtime.protocol.messages import Answer, Ask
+socket = zmq.Context().socket(zmq.ROUTER)
+socket.bind(sys.argv[1])
+while True:
+    peer, data = socket.recv_multipart()
+    message = engine_codec.decode(data)
+    if isinstance(message, Ask):
+        socket.send_multipart([peer, reply_codec.encode(Answer(id=message.id, data={"a": 1}))])
+"""
+
+
+async def test_a_frozen_engine_is_noticed_by_its_heartbeat(tmp_path):
+    address = f"ipc://{tmp_path}/engine"
+    process = subprocess.Popen([sys.executable, "-P", "-c", FROZEN, address])
+    client = EngineClient(address, heartbeat_s=1.0)
+    try:
+        await client.start(30)
+        request = client.submit(PROMPT, SAMPLING)
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(BackendError, match="gone"):
+            await asyncio.wait_for(request.news(), 10)
+    finally:
+        client.close()
+        process.kill()
+        process.wait()
 
 
 async def test_another_engine_at_the_address_is_taken_up(world):
