@@ -40,7 +40,13 @@ if how == "hang":
     time.sleep(60)
 if how == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child.tell_ready(model="m", config=args.config, bind=args.bind, key=os.environ.get("RAMET_API_KEY"))
+child.tell_ready(
+    model="m",
+    config=args.config,
+    bind=args.bind,
+    key=os.environ.get("RAMET_API_KEY"),
+    waits=os.environ.get("OMP_WAIT_POLICY"),
+)
 while True:
     time.sleep(1)
 """
@@ -227,6 +233,18 @@ def test_a_key_in_the_environment_is_not_for_a_runtime_that_was_given_none(monke
     running = launch.start({})
     try:
         assert running.facts["gateway"]["key"] == ""
+    finally:
+        running.stop()
+
+
+@pytest.mark.parametrize(("chosen", "used"), [(None, "passive"), ("active", "active")])
+def test_the_threads_of_an_engine_do_not_spin_unless_told_to(monkeypatch, chosen, used):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if chosen:
+        monkeypatch.setenv("OMP_WAIT_POLICY", chosen)
+    running = launch.start({})
+    try:
+        assert running.facts["engine"]["waits"] == used
     finally:
         running.stop()
 
