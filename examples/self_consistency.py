@@ -12,10 +12,10 @@ import ramet as rt
 SAMPLES = 8
 SHOTS = """\
 Q: Tom has 3 apples and buys 4 more. How many apples does he have?
-A: Tom starts with 3 apples. He buys 4 more. 3 + 4 = 7. The answer is 7.
+A: Tom had 3 apples. He bought 4 more. 3 + 4 = 7. The answer is 7.
 
-Q: There are 9 birds in a tree and 2 fly away. How many birds are left?
-A: There are 9 birds. 2 fly away. 9 - 2 = 7. The answer is 7.
+Q: Mary has 2 cats and gets 4 more. How many cats does she have?
+A: Mary had 2 cats. She got 4 more. 2 + 4 = 6. The answer is 6.
 
 """
 

@@ -45,8 +45,9 @@ def tree_of_thought(s: Any, opening: str) -> str:
                 draft(node, seed=depth * BREADTH + number)
                 drafts.append((judge(node), node, story))
         # All drafts and their judges have been appended; only now is the first value waited for.
-        ranked = sorted(drafts, key=lambda item: score(item[0]), reverse=True)[:BEAM]
-        frontier = [(node, f"{story}{node['sentence']}.") for _, node, story in ranked]
+        drafts.sort(key=lambda item: score(item[0]), reverse=True)
+        stories = [(node, f"{story}{node['sentence']}.") for _, node, story in drafts]
+        frontier = [pair for pair in stories if pair[0]["sentence"].strip()][:BEAM] or stories[:1]
     return frontier[0][1]
 
 

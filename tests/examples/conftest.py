@@ -47,10 +47,6 @@ def scripted() -> Callable[..., rt.testing.ScriptedBackend]:
 
 @pytest.fixture(scope="session")
 def runtime() -> Iterator[Any]:
-    """The real model, once for the whole folder. One thread: what else the machine does would cost
-    two threads that wait for each other far more than they gain on so small a model."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        runtime = rt.Runtime("smollm2-135m-instruct", dtype="float32", max_total_tokens=16384)
-    with runtime:
+    """The real model, once for the whole folder."""
+    with rt.Runtime("smollm2-135m-instruct", dtype="float32", max_total_tokens=16384) as runtime:
         yield runtime

@@ -33,7 +33,7 @@ SHOWS = {
         r"closed\?\n .*Monday",
         r"baker\?\n .*Ole",
     ],
-    "self_consistency": [r"pencils does she have\?\n", r"\d+: \d of 8 votes"],
+    "self_consistency": [r"pencils does she have\?\n", r"^8: [3-8] of 8 votes"],
     "skeleton_of_thought": [r"1\. \w.*: \w", r"2\. \w.*: \w", r"3\. \w.*: \w"],
     "tree_of_thought": [r"\AOnce upon a time there was a small fox\. \w"],
     "unit_test": [r"Kind: (question|complaint)\nReply: ?\w"],
@@ -46,7 +46,7 @@ def test_an_example_on_the_real_model(name, example, runtime, capsys):
     example(name).main(runtime)
     out = capsys.readouterr().out
     for pattern in SHOWS[name]:
-        assert re.search(pattern, out), f"{pattern!r} is not in\n{out}"
+        assert re.search(pattern, out, re.MULTILINE), f"{pattern!r} is not in\n{out}"
     assert released(runtime)
 
 
