@@ -34,14 +34,13 @@ from .choices import (
     token_length_normalized,
     unconditional_likelihood_normalized,
 )
-from .expressions import (
+from .expressions import gen, gen_int, gen_string, select
+from .forks import Forks
+from .function import Function, function
+from .roles import (
     assistant,
     assistant_begin,
     assistant_end,
-    gen,
-    gen_int,
-    gen_string,
-    select,
     system,
     system_begin,
     system_end,
@@ -49,8 +48,6 @@ from .expressions import (
     user_begin,
     user_end,
 )
-from .forks import Forks
-from .function import Function, function
 from .state import State
 
 if TYPE_CHECKING:

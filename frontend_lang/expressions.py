@@ -246,51 +246,6 @@ def select(
     return SelectExpression(name, texts, choices_method, boundary)
 
 
-def system(expr: Expression | str) -> Expression:
-    """A system message."""
-    return RoleExpression("system", "all", checked(expr))
-
-
-def user(expr: Expression | str) -> Expression:
-    """A user message."""
-    return RoleExpression("user", "all", checked(expr))
-
-
-def assistant(expr: Expression | str) -> Expression:
-    """An assistant message; usually holds a `gen`."""
-    return RoleExpression("assistant", "all", checked(expr))
-
-
-def system_begin() -> Expression:
-    """Open a system message."""
-    return RoleExpression("system", "begin")
-
-
-def system_end() -> Expression:
-    """Close the system message."""
-    return RoleExpression("system", "end")
-
-
-def user_begin() -> Expression:
-    """Open a user message."""
-    return RoleExpression("user", "begin")
-
-
-def user_end() -> Expression:
-    """Close the user message."""
-    return RoleExpression("user", "end")
-
-
-def assistant_begin() -> Expression:
-    """Open an assistant message."""
-    return RoleExpression("assistant", "begin")
-
-
-def assistant_end() -> Expression:
-    """Close the assistant message."""
-    return RoleExpression("assistant", "end")
-
-
 def check_sampling(sampling: dict[str, Any]) -> None:
     """Raise `BadInputError` with the user's line for a bad parameter."""
     try:

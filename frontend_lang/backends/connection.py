@@ -29,8 +29,8 @@ from zmq.utils.monitor import parse_monitor_message
 
 from .store import EventStore
 
-HEARTBEAT_MS = 1000
-SILENCE_MS = 2500
+HEARTBEAT_MS = 500
+SILENCE_MS = 3500
 MAX_MESSAGE_BYTES = 64 << 20
 """The largest message that a gateway takes."""
 

@@ -5,23 +5,21 @@ from __future__ import annotations
 import asyncio
 import functools
 import queue
-import secrets
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-from ramet.runtime.protocol import BadInputError, ErrorInfo, MetaInfo, sampling_from
-from ramet.runtime.protocol.messages import AbortGenerate, Generate, Generated
+from ramet.runtime.protocol import ErrorInfo, MetaInfo
+from ramet.runtime.protocol.messages import AbortGenerate, Generated
 
 from . import _loop
 from .base import Backend
+from .prompts import Jobs, jobs_for
 
 if TYPE_CHECKING:
     from .connection import Connection
 
 Reply = dict[str, Any]
-OnGenerated = Callable[[Generated | ErrorInfo], None]
 Tell = Callable[[int, Generated | ErrorInfo], None]
 
 
@@ -53,7 +51,7 @@ class GeneratingBackend(Backend):
 
         Raises `BadInputError`, `ContextLengthError`, `BackendError`; Ctrl-C aborts the request.
         """
-        jobs = _jobs(
+        jobs = jobs_for(
             prompt, input_ids, sampling_params, return_logprob, logprob_start_len,
             top_logprobs_num, stream, rid, cache_salt,
         )  # fmt: skip
@@ -89,7 +87,7 @@ class GeneratingBackend(Backend):
         cache_salt: str | None = None,
     ) -> Any:
         """As `generate`, for asyncio; ``stream`` gives an async iterator. Cancelling aborts."""
-        jobs = _jobs(
+        jobs = jobs_for(
             prompt, input_ids, sampling_params, return_logprob, logprob_start_len,
             top_logprobs_num, stream, rid, cache_salt,
         )  # fmt: skip
@@ -117,18 +115,10 @@ class GeneratingBackend(Backend):
         _loop.soon(self.connection().send, AbortGenerate(rid=rid))
 
 
-class _Jobs(msgspec.Struct):
-    """The requests of one call; ``waiting`` are those that were sent, with who is told of them."""
-
-    messages: list[Generate]
-    many: bool
-    waiting: dict[str, OnGenerated] = {}
-
-
 class _Replies:
     """Puts pieces of several requests together into replies."""
 
-    def __init__(self, jobs: _Jobs) -> None:
+    def __init__(self, jobs: Jobs) -> None:
         self._jobs = jobs
         self._replies: list[list[Reply]] = [[] for _ in jobs.messages]
         self._open = len(jobs.messages)
@@ -188,88 +178,7 @@ def _merge(known: dict[str, Any], meta: MetaInfo, done: bool) -> None:
     known.update(new)
 
 
-def _jobs(
-    prompt: str | Sequence[str] | None,
-    input_ids: Sequence[int] | Sequence[Sequence[int]] | None,
-    sampling_params: dict[str, Any] | Sequence[dict[str, Any]] | None,
-    return_logprob: bool,
-    logprob_start_len: int,
-    top_logprobs_num: int,
-    stream: bool,
-    rid: str | Sequence[str] | None,
-    cache_salt: str | None,
-) -> _Jobs:
-    """One message a prompt, checked. Raises `BadInputError` naming what was wrong."""
-    prompts, many = _prompts(prompt, input_ids)
-    samplings = _spread(sampling_params, len(prompts), "sampling_params", dict)
-    rids = _spread(rid, len(prompts), "rid", str)
-    if many and isinstance(rid, str):
-        raise BadInputError("a list of prompts needs a list of rids", param="rid")
-    extra: dict[str, Any] = {}
-    if return_logprob or top_logprobs_num:
-        extra["return_logprob"] = True
-        extra["logprob_start_len"] = logprob_start_len
-        extra["top_logprobs_num"] = top_logprobs_num
-    messages: list[Generate] = []
-    for given, sampling, name in zip(prompts, samplings, rids):
-        own: dict[str, Any] = dict(sampling or {})
-        merged = {**extra, **{k: v for k, v in own.items() if v is not None}}
-        sampling_from(merged)
-        messages.append(
-            Generate(
-                rid=name if name is not None else secrets.token_hex(12),
-                prompt=given if isinstance(given, str) else None,
-                input_ids=None if isinstance(given, str) else given,
-                sampling=merged,
-                stream=stream,
-                cache_salt=cache_salt,
-            )
-        )
-    if len({message.rid for message in messages}) < len(messages):
-        raise BadInputError("the same rid is given twice", param="rid")
-    return _Jobs(messages, many)
-
-
-def _prompts(prompt: Any, input_ids: Any) -> tuple[list[str | list[int]], bool]:
-    if (prompt is None) == (input_ids is None):
-        raise BadInputError("give either prompt or input_ids", param="prompt")
-    if prompt is not None:
-        if isinstance(prompt, str):
-            return [prompt], False
-        texts = list(prompt)
-        if not all(isinstance(text, str) for text in texts):
-            raise BadInputError("prompt must be a string or a list of strings", param="prompt")
-        return cast("list[str | list[int]]", texts), True
-    try:
-        rows = list(input_ids)
-        if rows and not hasattr(rows[0], "__len__"):
-            return [[_id(token) for token in rows]], False
-        if not rows:
-            raise BadInputError("input_ids is empty", param="input_ids")
-        return [[_id(token) for token in row] for row in rows], True
-    except TypeError:
-        raise BadInputError(
-            "input_ids must be a list of token ids or a list of such lists", param="input_ids"
-        ) from None
-
-
-def _id(token: Any) -> int:
-    if isinstance(token, (str, bytes, float)):
-        raise TypeError
-    return int(token)
-
-
-def _spread(value: Any, count: int, name: str, one: type) -> list[Any]:
-    """A value for each prompt, from one for all or a list with one each."""
-    if value is None or isinstance(value, one):
-        return [value] * count
-    values = list(value)
-    if len(values) != count:
-        raise BadInputError(f"{len(values)} {name} for {count} prompts", param=name)
-    return values
-
-
-def _start(connection: Connection, jobs: _Jobs, tell: Tell) -> None:
+def _start(connection: Connection, jobs: Jobs, tell: Tell) -> None:
     for index, message in enumerate(jobs.messages):
         if connection.lost is not None:
             tell(index, connection.lost)
@@ -285,7 +194,7 @@ def _start(connection: Connection, jobs: _Jobs, tell: Tell) -> None:
                 tell(index, ErrorInfo.of(error))
 
 
-def _abort(connection: Connection, jobs: _Jobs) -> None:
+def _abort(connection: Connection, jobs: Jobs) -> None:
     """Abort those of the jobs that still run."""
 
     def work() -> None:
@@ -299,7 +208,7 @@ def _abort(connection: Connection, jobs: _Jobs) -> None:
 
 def _stream(
     connection: Connection,
-    jobs: _Jobs,
+    jobs: Jobs,
     pieces: queue.SimpleQueue[tuple[int, Generated | ErrorInfo]],
 ) -> Iterator[Reply]:
     replies = _Replies(jobs)
@@ -315,7 +224,7 @@ def _stream(
 
 async def _stream_async(
     connection: Connection,
-    jobs: _Jobs,
+    jobs: Jobs,
     pieces: asyncio.Queue[tuple[int, Generated | ErrorInfo]],
 ) -> AsyncIterator[Reply]:
     replies = _Replies(jobs)

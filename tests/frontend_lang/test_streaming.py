@@ -153,3 +153,18 @@ def test_any_program_s_pieces_join_to_its_text(steps, compiled):
     assert "".join(state.text_iter()) == whole == state.text()
     root = "".join(event.delta for event in state.events() if event.path == ())
     assert root == whole
+
+
+def test_a_timeout_ends_the_pieces(scripted):
+    state = chat.run("w", backend=scripted({"x": lambda _: "1", "y": "2"}, delay=30), stream=True,
+                     timeout=0.3)  # fmt: skip
+    with pytest.raises(rt.BackendError, match=r"0\.3 s"):
+        list(state.text_iter())
+    with pytest.raises(rt.BackendError, match=r"0\.3 s"):
+        state["y"]
+
+
+async def test_sglang_s_names_of_the_arguments(scripted):
+    state = chat.run("w", backend=scripted(ANSWERS), stream=True)
+    assert "".join(state.text_iter(var_name="y")) == "four five"
+    assert "".join([p async for p in state.text_async_iter(var_name="y")]) == "four five"

@@ -1,0 +1,102 @@
+"""The arguments of `generate` as one checked message a prompt."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import msgspec
+from ramet.runtime.protocol import BadInputError, ErrorInfo, sampling_from
+from ramet.runtime.protocol.messages import Generate, Generated
+
+OnGenerated = Callable[[Generated | ErrorInfo], None]
+
+
+class Jobs(msgspec.Struct):
+    """The requests of one call; ``waiting`` are those that were sent, with who is told of them."""
+
+    messages: list[Generate]
+    many: bool
+    waiting: dict[str, OnGenerated] = {}
+
+
+def jobs_for(
+    prompt: str | Sequence[str] | None,
+    input_ids: Sequence[int] | Sequence[Sequence[int]] | None,
+    sampling_params: dict[str, Any] | Sequence[dict[str, Any]] | None,
+    return_logprob: bool,
+    logprob_start_len: int,
+    top_logprobs_num: int,
+    stream: bool,
+    rid: str | Sequence[str] | None,
+    cache_salt: str | None,
+) -> Jobs:
+    """One message a prompt, checked. Raises `BadInputError` naming what was wrong."""
+    prompts, many = _prompts(prompt, input_ids)
+    samplings = _spread(sampling_params, len(prompts), "sampling_params", dict)
+    rids = _spread(rid, len(prompts), "rid", str)
+    if many and isinstance(rid, str):
+        raise BadInputError("a list of prompts needs a list of rids", param="rid")
+    extra: dict[str, Any] = {}
+    if return_logprob or top_logprobs_num:
+        extra["return_logprob"] = True
+        extra["logprob_start_len"] = logprob_start_len
+        extra["top_logprobs_num"] = top_logprobs_num
+    messages: list[Generate] = []
+    for given, sampling, name in zip(prompts, samplings, rids):
+        own: dict[str, Any] = dict(sampling or {})
+        merged = {**extra, **{k: v for k, v in own.items() if v is not None}}
+        sampling_from(merged)
+        messages.append(
+            Generate(
+                rid=name if name is not None else secrets.token_hex(12),
+                prompt=given if isinstance(given, str) else None,
+                input_ids=None if isinstance(given, str) else given,
+                sampling=merged,
+                stream=stream,
+                cache_salt=cache_salt,
+            )
+        )
+    if len({message.rid for message in messages}) < len(messages):
+        raise BadInputError("the same rid is given twice", param="rid")
+    return Jobs(messages, many)
+
+
+def _prompts(prompt: Any, input_ids: Any) -> tuple[list[str | list[int]], bool]:
+    if (prompt is None) == (input_ids is None):
+        raise BadInputError("give either prompt or input_ids", param="prompt")
+    if prompt is not None:
+        if isinstance(prompt, str):
+            return [prompt], False
+        texts = list(prompt)
+        if not all(isinstance(text, str) for text in texts):
+            raise BadInputError("prompt must be a string or a list of strings", param="prompt")
+        return cast("list[str | list[int]]", texts), True
+    try:
+        rows = list(input_ids)
+        if rows and not hasattr(rows[0], "__len__"):
+            return [[_id(token) for token in rows]], False
+        if not rows:
+            raise BadInputError("input_ids is empty", param="input_ids")
+        return [[_id(token) for token in row] for row in rows], True
+    except TypeError:
+        raise BadInputError(
+            "input_ids must be a list of token ids or a list of such lists", param="input_ids"
+        ) from None
+
+
+def _id(token: Any) -> int:
+    if isinstance(token, (str, bytes, float)):
+        raise TypeError
+    return int(token)
+
+
+def _spread(value: Any, count: int, name: str, one: type) -> list[Any]:
+    """A value for each prompt, from one for all or a list with one each."""
+    if value is None or isinstance(value, one):
+        return [value] * count
+    values = list(value)
+    if len(values) != count:
+        raise BadInputError(f"{len(values)} {name} for {count} prompts", param=name)
+    return values
