@@ -44,7 +44,7 @@ async def given_up(backend: rt.Backend, question: str, seconds: float) -> bool:
 
 async def run(backend: rt.Backend) -> None:
     countries = ("Japan", "Germany", "Egypt")
-    questions = [f"Which language do people speak in {country}?" for country in countries]
+    questions = [f"What is the capital of {country}?" for country in countries]
     for answer in await side_by_side(backend, questions):
         print(answer)
     await streamed(backend, "Where do penguins live?")

@@ -60,7 +60,7 @@ def test_an_error_of_the_backend_is_raised_where_the_value_is_read() -> None:
 
 
 def main(backend: rt.Backend) -> None:
-    state = support.run("When do you open on Sundays?", backend=backend, temperature=0)
+    state = support.run("The cup I ordered came broken.", backend=backend, temperature=0)
     print(state.text())
 
 

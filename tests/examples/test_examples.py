@@ -13,7 +13,7 @@ import ramet as rt
 
 # What the model's answer shows in any case, as regular expressions over the printed text.
 SHOWS = {
-    "async_programs": [r"Japanese", r"(?i)penguins", r"given up in time: True"],
+    "async_programs": [r"Tokyo", r"(?i)penguins", r"given up in time: True"],
     "branches": [r"branch 3", r"best: [123]\. \S", r"found in the tree: \[\d+, \d+, \d+\]"],
     "chat": [r"assistant: .*Paris", r"user: .*famous", r"turn 3: \d+ prompt tokens, \d+ of them"],
     "classify": [
