@@ -68,6 +68,20 @@ def test_a_tree_of_thought_keeps_the_best(example, scripted):
     assert len({call.sampling.seed for call in drafts}) == 9
 
 
+def test_a_tree_of_thought_drops_empty_drafts_whatever_the_judge_says(example, scripted):
+    backend = scripted(
+        {
+            "sentence": lambda call: " word" if call.sampling.seed % 3 == 2 else ".",
+            "verdict": lambda prompt: "No" if " word" in prompt else "Yes",
+        }
+    )
+    state = example("tree_of_thought").tree_of_thought.run("Begin.", backend=backend)
+    assert state.ret_value == "Begin. word. word. word."
+    nothing = scripted({"sentence": ".", "verdict": "Yes"})
+    state = example("tree_of_thought").tree_of_thought.run("Begin.", backend=nothing)
+    assert state.ret_value == "Begin...."
+
+
 def test_a_skeleton_is_filled_point_by_point(example, scripted):
     points = {f"point {number}": f" p{number}" for number in (1, 2, 3)}
     backend = scripted({**points, "sentence": lambda prompt: prompt.split("<user>")[1][:2]})
