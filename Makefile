@@ -14,6 +14,8 @@ MODEL := smollm2-135m-instruct
 
 # The repository root must not come first on sys.path: its kernels/ would hide packages of that name.
 export PYTHONSAFEPATH := 1
+# Threads of torch that spin while they wait starve whatever else the machine runs.
+export OMP_WAIT_POLICY ?= passive
 
 # A CUDA build of torch brings its own triton; elsewhere constraints-cpu.txt picks one.
 HAS_NVIDIA := $(firstword $(wildcard /dev/nvidiactl /dev/nvidia0))
