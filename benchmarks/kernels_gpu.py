@@ -97,8 +97,8 @@ def paged(bench: Bench, items: int, length: int, kv_heads: int, dim: int, q_len:
         q_len,
         length,
         items if q_len == 1 else 0,
-        [q_len] * items,
-        [length] * items,
+        q_lens_host=[q_len] * items,
+        kv_lens_host=[length] * items,
     )
     return *caches, meta
 
@@ -287,16 +287,15 @@ def bench_layers(bench: Bench) -> None:
                 x = ops.embed(given["ids"], given["embedding"])
                 for (qkv_w, out_w, up_w, down_w, norm_a, norm_b), (k, v, _) in zip(layers, caches):
                     qkv = ops.norm_linear(x, norm_a, 1e-6, qkv_w)
-                    shape = given["shape"]
+                    k_v_meta, shape = (k, v, given["meta"]), given["shape"]
                     if one_kernel:
                         y = ops.decode_attention(
-                            qkv, given["angles"], k, v, given["meta"], *shape, shape[2] ** -0.5
+                            qkv, given["angles"], *k_v_meta, *shape, shape[2] ** -0.5
                         )
                     else:
-                        q = ops.rope_write(
-                            qkv, given["positions"], given["slots"], given["angles"], k, v, *shape
-                        )
-                        y = ops.attention(q, k, v, given["meta"], shape[2] ** -0.5)
+                        where = qkv, given["positions"], given["slots"], given["angles"]
+                        q = ops.rope_write(*where, k, v, *shape)
+                        y = ops.attention(q, *k_v_meta, shape[2] ** -0.5)
                     ops.linear_add(y.view(len(x), -1), out_w, x)
                     ops.linear_add(ops.norm_gate_up(x, norm_b, 1e-6, up_w, "silu"), down_w, x)
                 ops.greedy(ops.norm_linear(x, layers[0][4], 1e-6, given["head"]))
