@@ -36,7 +36,7 @@ def example() -> Iterator[Callable[[str], ModuleType]]:
 
     yield load
     for unique in loaded:
-        del sys.modules[unique]
+        sys.modules.pop(unique, None)
 
 
 @pytest.fixture
