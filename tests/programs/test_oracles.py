@@ -81,7 +81,7 @@ def test_batch_every_way(way: Any, oracle: Any, sixteen: Any, settled: Any) -> N
     before = way.server_info()
     batch_of_sixteen(way, oracle, sixteen, scoring=True)
     middle = settled(way)
-    batch_of_sixteen(way, oracle, sixteen, scoring=False)
+    batch_of_programs(way, oracle, sixteen)
     after = settled(way)
     if way.settings["max_total_tokens"] < 1000:
         assert middle["retracted"] > before["retracted"], "nothing was retracted"
@@ -118,7 +118,7 @@ def test_alone_every_way(way: Any, oracle: Any, greedy_cases: Any) -> None:
 @rt.function
 def completion(s: Any, prompt: str) -> None:
     s += prompt
-    s += rt.gen("answer", return_logprob=True, logprob_start_len=0)
+    s += rt.gen("answer", return_logprob=True)
 
 
 @rt.function
@@ -136,16 +136,22 @@ def chat(s: Any, messages: list[dict[str, str]]) -> None:
 
 
 def test_programs_of_the_language(cold: Any, oracle: Any, sixteen: Any) -> None:
-    states = completion.run_batch(
+    batch_of_programs(cold, oracle, sixteen, logprob_start_len=0)
+
+
+def batch_of_programs(runtime: Any, oracle: Any, sixteen: Any, **scoring: Any) -> None:
+    states: Any = completion.run_batch(
         [{"prompt": case["prompt"]} for case in sixteen],
-        backend=cold,
+        backend=runtime,
         temperature=0.0,
         max_new_tokens=48,
+        **scoring,
     )
     for case, state in zip(sixteen, states, strict=True):
         meta = state.get_meta_info("answer")
         oracle.output(case, meta)
-        oracle.prompt(case, meta)
+        if scoring:
+            oracle.prompt(case, meta)
         oracle.text(case, state["answer"])
         assert state.text() == case["prompt"] + state["answer"]
 
