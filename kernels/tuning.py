@@ -6,6 +6,7 @@ are shipped in `tuned/`. Shapes that neither holds get a default that is right a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -17,6 +18,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from triton.runtime.errors import OutOfResources
 
 from .activation import gate
 from .norm import rms_norm
@@ -62,7 +64,7 @@ def bucket(rows: int) -> int:
 
 def candidates(product: Product) -> list[Plan]:
     """Plans worth measuring: few, since each is compiled first."""
-    rows, n, k, gated, normed = product
+    rows, _, k, gated, normed = product
     if rows == 1:
         plans = [
             Plan(2, 1024, 4, 0),
@@ -175,8 +177,11 @@ def best_plan(product: Product, device: torch.device) -> tuple[Plan | None, str]
             else:
                 small_linear(x, weight, out=out, plan=plan, pdl=True)
 
-    times = {plan: graph_seconds(lambda p=plan: run(p), device) / copies
-             for plan in (None, *candidates(product))}  # fmt: skip
+    times: dict[Plan | None, float] = {}
+    for plan in (None, *candidates(product)):
+        # A plan that asks for more than the device has is no candidate there.
+        with contextlib.suppress(OutOfResources):
+            times[plan] = graph_seconds(lambda p=plan: run(p), device) / copies
     library = times[None]
     plan = min(times, key=lambda one: times[one])
     line = (

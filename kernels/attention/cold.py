@@ -30,6 +30,33 @@ def all_cold(meta: AttentionMeta, first_item: int) -> bool:
     return 0 < len(q_lens) <= MOST_ITEMS and q_lens == kv_lens and min(q_lens) >= SHORTEST
 
 
+def cold_item(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    table: torch.Tensor,
+    row: torch.Tensor,
+    scale: float,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> torch.Tensor:
+    """Causal attention of q [T, Hq, D] over the T tokens of a row [1] of the table: [T, Hq, D]."""
+    slots = table.index_select(0, row)[0, : len(q)]
+    # [1, heads, T, D] as views: the library takes any strides and gives back those of q.
+    k, v = (
+        cache.index_select(0, slots).to(q.dtype).transpose(0, 1)[None]
+        for cache in (k_cache, v_cache)
+    )
+    grouped = q.shape[1] != k_cache.shape[1]
+    with sdpa_kernel(BACKENDS, set_priority=True):
+        out = F.scaled_dot_product_attention(
+            q.transpose(0, 1)[None], k, v, is_causal=True, scale=scale * k_scale, enable_gqa=grouped
+        )
+    out = out[0].transpose(0, 1).contiguous()
+    return out if v_scale == 1.0 else out.mul_(v_scale)
+
+
 def cold(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -42,27 +69,12 @@ def cold(
     out: torch.Tensor,
     first_item: int = 0,
 ) -> torch.Tensor:
-    """`extend` for items for which `all_cold` holds; float8 caches are widened. Launches a few
-    kernels an item."""
+    """`extend` for items for which `all_cold` holds: a few kernels an item."""
     assert meta.q_lens_host is not None
     lengths = meta.q_lens_host[first_item:]
-    rows = meta.table.index_select(0, meta.rows[first_item:])
-    group = q.shape[1] // k_cache.shape[1]
     for i, end in enumerate(accumulate(lengths)):
-        begin = end - lengths[i]
-        slots = rows[i, : lengths[i]]
-        k = k_cache.index_select(0, slots).to(q.dtype).transpose(0, 1)[None]
-        v = v_cache.index_select(0, slots).to(q.dtype).transpose(0, 1)[None]
-        with sdpa_kernel(BACKENDS, set_priority=True):
-            result = F.scaled_dot_product_attention(
-                q[begin:end].transpose(0, 1)[None],
-                k,
-                v,
-                is_causal=True,
-                scale=scale * k_scale,
-                enable_gqa=group > 1,
-            )
-        out[begin:end] = result[0].transpose(0, 1)
-    if v_scale != 1.0:
-        out.mul_(v_scale)
+        begin, row = end - lengths[i], meta.rows[first_item + i : first_item + i + 1]
+        out[begin:end] = cold_item(
+            q[begin:end], k_cache, v_cache, meta.table, row, scale, k_scale=k_scale, v_scale=v_scale
+        )
     return out

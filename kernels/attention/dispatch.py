@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .cold import all_cold, cold
+from .cold import all_cold, cold, cold_item
 from .decode import decode
 from .extend import extend
 from .meta import AttentionMeta
@@ -35,16 +35,22 @@ def attend(
     every token, whatever the batch, the chunks or the cache, so that its result is the same to the
     bit. Raises what those raise.
     """
-    if out is None:
-        out = torch.empty_like(q)
     items = len(meta.rows)
+    decodes = items if meta.max_q <= 1 else meta.num_decodes
+    plain = softcap == 0 and sinks is None and lse is None and not invariant
+    whole = plain and (not window or window >= meta.max_kv) and all_cold(meta, decodes)
+    if out is None:
+        if whole and items == 1:
+            return cold_item(
+                q, k_cache, v_cache, meta.table, meta.rows, scale, k_scale=k_scale, v_scale=v_scale
+            )
+        out = torch.empty_like(q)
     scales = {"k_scale": k_scale, "v_scale": v_scale}
     options = {"window": window, "softcap": softcap, "sinks": sinks, **scales}
     if invariant:
         return extend(
             q, k_cache, v_cache, meta, scale, **options, out=out, lse=lse, splits=1, invariant=True
         )
-    decodes = items if meta.max_q <= 1 else meta.num_decodes
     if decodes:
         decode(
             q[:decodes], k_cache, v_cache, meta, scale, **options,
@@ -53,8 +59,7 @@ def attend(
     if decodes == items:
         return out
     rest, rest_out = q[decodes:], out[decodes:]
-    plain = softcap == 0 and sinks is None and lse is None
-    if plain and (not window or window >= meta.max_kv) and all_cold(meta, decodes):
+    if whole:
         cold(rest, k_cache, v_cache, meta, scale, **scales, out=rest_out, first_item=decodes)
         return out
     extend(

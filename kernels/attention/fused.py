@@ -78,7 +78,7 @@ def merge_group(
     tl.store(place, acc.to(out.dtype.element_ty), mask=there[:, None] & (d < D)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows", "kv_lens"])
 def fused_decode_kernel(
     qkv, cos_sin, k_cache, v_cache, out, partial, lse, counters, table, rows, kv_lens,
     q_norm, k_norm, sinks, eps, offset, scale, cap, k_inverse, v_inverse, v_scale, table_stride,

@@ -37,8 +37,8 @@ def paged(items, heads, kv_heads, dim, device, decodes=0, host=False, dtype=torc
         max(q_lens),
         width,
         decodes,
-        q_lens if host else None,
-        kv_lens if host else None,
+        q_lens_host=q_lens if host else None,
+        kv_lens_host=kv_lens if host else None,
     )
     caches = torch.randn(2, len(items) * width + 1, kv_heads, dim).to(dtype).to(device)
     return torch.randn(sum(q_lens), heads, dim).to(dtype).to(device), *caches, meta
@@ -121,7 +121,7 @@ def test_fused_linears_equal_the_separate_ones(rows, device, close):
 
 def test_a_table_answers_by_the_next_larger_row_count():
     plan = Plan(16, 64, 4, 4, 4)
-    table = Table({"8x32->64": plan, "1x32->64": None, "8x32->64 gated": None})
+    table = Table({"8x32->64": plan, "1x32->64": None, "8x32->64 normed, gated": None})
     assert table.plan(Product(3, 64, 32), torch.bfloat16) == plan
     assert table.plan(Product(1, 64, 32), torch.bfloat16) is None
     assert table.plan(Product(5, 64, 32, gated=True), torch.bfloat16) is None
@@ -132,7 +132,7 @@ def test_a_table_answers_by_the_next_larger_row_count():
 
 def test_tables_survive_the_disk_and_bad_ones_are_named(tmp_path):
     path = tmp_path / "deep" / "gpu.json"
-    plans = {"1x2->3": Plan(2, 1024, 4, 0), "8x2->3 gated": None}
+    plans = {"1x2->3": Plan(2, 1024, 4, 0), "8x2->3 normed, gated": None}
     tuning.write(path, plans)
     assert Table.read(path) == plans
     for text in ("{", '{"plans": 3}', json.dumps({"plans": {"a": [1]}})):
