@@ -78,40 +78,43 @@ def rope_write_kernel(
     SLOT_STRIDE: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_H: tl.constexpr,
+    BLOCK_KV: tl.constexpr,
+    WHOLE: tl.constexpr,
     NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """One token's heads of q by the block, then those of k and v: by a program each, or WHOLE, all
+    by one."""
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     Q_BLOCKS: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H
-    K_BLOCKS: tl.constexpr = (KV_HEADS + BLOCK_H - 1) // BLOCK_H
+    KV_BLOCKS: tl.constexpr = (KV_HEADS + BLOCK_KV - 1) // BLOCK_KV
     row = qkv + token * ((HEADS + 2 * KV_HEADS) * D)
     d = tl.arange(0, BLOCK_D)
+    wide = (d < D)[None, :]
     position = tl.load(positions + token).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
     angles = cos_sin + position * R
     after_previous(PDL)
-    if block < Q_BLOCKS:
-        head = block * BLOCK_H + tl.arange(0, BLOCK_H)
-        there = head < HEADS
-        value = rotated(row + head * D, there, q_norm, angles, eps, offset, D, R, BLOCK_D, NORM)
-        place = q_out + (token * HEADS + head[:, None]) * D + d[None, :]
-        tl.store(place, value.to(q_out.dtype.element_ty), mask=there[:, None] & (d < D)[None, :])
-    elif block < Q_BLOCKS + K_BLOCKS:
-        head = (block - Q_BLOCKS) * BLOCK_H + tl.arange(0, BLOCK_H)
-        there = (head < KV_HEADS) & (slot >= 0)
-        keys = row + (HEADS + head) * D
-        value = rotated(keys, there, k_norm, angles, eps, offset, D, R, BLOCK_D, NORM)
-        place = k_cache + slot * SLOT_STRIDE + head[:, None] * D + d[None, :]
-        mask = there[:, None] & (d < D)[None, :]
-        tl.store(place, (value * k_inverse).to(k_cache.dtype.element_ty), mask=mask)
-    else:
-        head = (block - Q_BLOCKS - K_BLOCKS) * BLOCK_H + tl.arange(0, BLOCK_H)
-        mask = ((head < KV_HEADS) & (slot >= 0))[:, None] & (d < D)[None, :]
-        source = row + (HEADS + KV_HEADS + head[:, None]) * D + d[None, :]
-        value = tl.load(source, mask=mask, other=0.0).to(tl.float32) * v_inverse
-        place = v_cache + slot * SLOT_STRIDE + head[:, None] * D + d[None, :]
-        tl.store(place, value.to(v_cache.dtype.element_ty), mask=mask)
+    for i in tl.static_range(Q_BLOCKS + KV_BLOCKS):
+        if WHOLE or block == i:
+            if i < Q_BLOCKS:
+                head = i * BLOCK_H + tl.arange(0, BLOCK_H)
+                there = head < HEADS
+                q = rotated(row + head * D, there, q_norm, angles, eps, offset, D, R, BLOCK_D, NORM)
+                q_place = q_out + (token * HEADS + head[:, None]) * D + d[None, :]
+                tl.store(q_place, q.to(q_out.dtype.element_ty), mask=there[:, None] & wide)
+            else:
+                kv_head = (i - Q_BLOCKS) * BLOCK_KV + tl.arange(0, BLOCK_KV)
+                held = (kv_head < KV_HEADS) & (slot >= 0)
+                start = row + (HEADS + kv_head) * D
+                k = rotated(start, held, k_norm, angles, eps, offset, D, R, BLOCK_D, NORM)
+                source = start[:, None] + KV_HEADS * D + d[None, :]
+                mask = held[:, None] & wide
+                v = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+                place = slot * SLOT_STRIDE + kv_head[:, None] * D + d[None, :]
+                tl.store(k_cache + place, (k * k_inverse).to(k_cache.dtype.element_ty), mask=mask)
+                tl.store(v_cache + place, (v * v_inverse).to(v_cache.dtype.element_ty), mask=mask)
 
 
 def slot_stride(k_cache: torch.Tensor, v_cache: torch.Tensor, head_dim: int) -> int:
@@ -175,9 +178,11 @@ def rope_write(
         out = torch.empty(tokens, heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     if tokens == 0:
         return out
-    # Few tokens: a program a head or two, for latency. Many: tall blocks, for fewer programs.
-    block = 2 if tokens <= 16 else 8
-    blocks = ceil_div(heads, block) + 2 * ceil_div(kv_heads, block)
+    # Few tokens: a program for two heads, for latency. Many: one a token, for fewer programs.
+    whole = tokens > 64
+    block = min(power_of_two(heads), 16) if whole else 2
+    kv_block = min(power_of_two(kv_heads), 16) if whole else 2
+    blocks = 1 if whole else ceil_div(heads, block) + ceil_div(kv_heads, kv_block)
     start(
         rope_write_kernel,
         (tokens, blocks),
@@ -201,10 +206,12 @@ def rope_write(
         SLOT_STRIDE=stride,
         BLOCK_D=power_of_two(head_dim),
         BLOCK_H=block,
+        BLOCK_KV=kv_block,
+        WHOLE=whole,
         NORM=q_norm is not None,
         device=qkv.device,
         pdl=pdl,
-        warps=1 if block == 2 else 4,
+        warps=4 if whole else 1,
     )
     return out
 

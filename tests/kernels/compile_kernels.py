@@ -128,7 +128,7 @@ def run_launchers(model: str) -> None:
     """Launch what a decode step of batch 1 and 64 and a prefill launch."""
     hidden, inner, heads, kv_heads, dim, vocabulary, biased = MODELS[model]
     i32, i64 = torch.int32, torch.int64
-    for tokens in (1, 64):
+    for tokens in (1, 72):
         x = empty(tokens, hidden)
         norm.rms_norm(x, empty(hidden), 1e-5, pdl=True)
         norm.add_rms_norm(x, empty(tokens, hidden), empty(hidden), 1e-5, pdl=True)
