@@ -1,6 +1,6 @@
 """Times of the kernels alone, on one GPU: under CUDA graphs, over more memory than the caches hold.
 
-    python benchmarks/kernels_gpu.py [--only decode extend linear layers sampling small] [--sweep]
+    python benchmarks/kernels_gpu.py [--only decode extend linear sampling small] [--sweep]
     [--out FILE]
 
 Each line gives microseconds, bandwidth or operations a second, and the share of what this device
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from ramet.kernels import activation, norm, rope, rows, sampling, small_batch
 from ramet.kernels.attention import cold, decode, extend, fused
 from ramet.kernels.attention.meta import AttentionMeta
-from ramet.kernels.device_ops import DeviceOps
 from ramet.kernels.small_batch import Plan
 from ramet.kernels.tuning import Product, candidates, graph_seconds
 
@@ -253,70 +252,6 @@ def bench_linear(bench: Bench) -> None:
             del weights
 
 
-def layer_weights(bench: Bench, model: str) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Of each layer: qkv, out, gate and up, down, and the two norms."""
-    layers, hidden, inner, heads, kv_heads, dim, _ = SHAPES[model]
-    for _ in range(layers):
-        yield (
-            bench.randn((heads + 2 * kv_heads) * dim, hidden) * hidden**-0.5,
-            bench.randn(hidden, heads * dim) * hidden**-0.5,
-            bench.randn(2 * inner, hidden) * hidden**-0.5,
-            bench.randn(hidden, inner) * inner**-0.5,
-            bench.randn(hidden),
-            bench.randn(hidden),
-        )
-
-
-def bench_layers(bench: Bench) -> None:
-    """A whole decode step without the host: all layers, the head, the largest logit."""
-    for model in SHAPES:
-        _, hidden, _, heads, kv_heads, dim, vocabulary = SHAPES[model]
-        layers = list(layer_weights(bench, model))
-        head, embedding = bench.randn(vocabulary, hidden), bench.randn(vocabulary, hidden)
-        size = 2 * (sum(w.numel() for layer in layers for w in layer) + head.numel())
-        for items, length in ((1, 384), (8, 1024)):
-            caches = [paged(bench, items, length, kv_heads, dim) for _ in layers]
-            meta = caches[0][2]
-            ids = torch.zeros(items, dtype=torch.int32, device=bench.device)
-            angles = torch.randn(length, dim, device=bench.device)
-            slots = meta.table[:, length - 1].long()
-            positions = meta.kv_lens - 1
-
-            def step(one_kernel=True, pdl=True, layers=layers, caches=caches, **given: Any) -> None:
-                ops = given["ops"][pdl]
-                x = ops.embed(given["ids"], given["embedding"])
-                for (qkv_w, out_w, up_w, down_w, norm_a, norm_b), (k, v, _) in zip(layers, caches):
-                    qkv = ops.norm_linear(x, norm_a, 1e-6, qkv_w)
-                    k_v_meta, shape = (k, v, given["meta"]), given["shape"]
-                    if one_kernel:
-                        y = ops.decode_attention(
-                            qkv, given["angles"], *k_v_meta, *shape, shape[2] ** -0.5
-                        )
-                    else:
-                        where = qkv, given["positions"], given["slots"], given["angles"]
-                        q = ops.rope_write(*where, k, v, *shape)
-                        y = ops.attention(q, *k_v_meta, shape[2] ** -0.5)
-                    ops.linear_add(y.view(len(x), -1), out_w, x)
-                    ops.linear_add(ops.norm_gate_up(x, norm_b, 1e-6, up_w, "silu"), down_w, x)
-                ops.greedy(ops.norm_linear(x, layers[0][4], 1e-6, given["head"]))
-
-            both = {pdl: DeviceOps(pdl=pdl) for pdl in (True, False)}
-            for ops in both.values():
-                ops.reserve(bench.device, items * kv_heads)
-            given = {
-                "ops": both, "ids": ids, "embedding": embedding, "angles": angles, "meta": meta,
-                "positions": positions, "slots": slots, "shape": (heads, kv_heads, dim),
-                "head": head,
-            }  # fmt: skip
-            cost = size + 4 * len(layers) * items * length * kv_heads * dim, 0
-            name = f"step {model} {items} x {length}"
-            bench.time(name, lambda s=step, g=given: s(**g), cost)
-            bench.time("  attention in parts", lambda s=step, g=given: s(False, **g), cost)
-            bench.time("  no dependent launch", lambda s=step, g=given: s(True, False, **g), cost)
-            del caches
-        del layers
-
-
 def bench_sampling(bench: Bench) -> None:
     vocabulary = 151936
     for count in (1, 64, 256):
@@ -375,7 +310,6 @@ SECTIONS = {
     "decode": bench_decode,
     "extend": bench_extend,
     "linear": bench_linear,
-    "layers": bench_layers,
     "sampling": bench_sampling,
     "small": bench_small,
 }

@@ -28,11 +28,15 @@ class DeviceOps:
         invariant: bool = False,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
+        fused_tile: tuple[int, int, int] | None = None,
+        ahead_bytes: int = 24 << 20,
     ) -> None:
         self.pdl = pdl
         self.invariant = invariant
         self.k_scale = k_scale
         self.v_scale = v_scale
+        self.fused_tile = fused_tile
+        self.ahead_bytes = ahead_bytes
         self._counters: dict[torch.device, list[torch.Tensor]] = {}
 
     def reserve(self, device: torch.device, pairs: int) -> None:
@@ -188,6 +192,7 @@ class DeviceOps:
         window: int = 0,
         softcap: float = 0.0,
         sinks: torch.Tensor | None = None,
+        ahead: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """`rope_write` and `attention` of a step that only decodes, as one kernel: qkv [B, (Hq + 2
         Hk) D] to [B, Hq, D].
@@ -201,7 +206,8 @@ class DeviceOps:
             qkv, cos_sin, k_cache, v_cache, meta, heads, kv_heads, head_dim, scale,
             self._counters[qkv.device][-1], q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset,
             window=window, softcap=softcap, sinks=sinks, k_scale=self.k_scale,
-            v_scale=self.v_scale, pdl=self.pdl,
+            v_scale=self.v_scale, tile=self.fused_tile, ahead=ahead, ahead_bytes=self.ahead_bytes,
+            pdl=self.pdl,
         )  # fmt: skip
 
     def gate(self, x: torch.Tensor, act: str) -> torch.Tensor:

@@ -12,7 +12,16 @@ import torch
 import triton
 import triton.language as tl
 
-from ..launch import after_previous, ceil_div, multiprocessors, power_of_two, require, start
+from ..launch import (
+    after_previous,
+    ceil_div,
+    dependent_launch,
+    fetch_ahead,
+    multiprocessors,
+    power_of_two,
+    require,
+    start,
+)
 from ..rope import rotated, slot_stride
 from .meta import AttentionMeta
 from .splits import choose_splits
@@ -21,6 +30,8 @@ from .tile import accumulate, finish, inner_mask, scores
 LARGEST_GROUP = 16
 SHORTEST = 128
 MERGED_AT_ONCE = 8
+FETCHED = tl.constexpr(1024)
+"""Bytes that one instruction brings into the cache."""
 
 
 @triton.jit
@@ -78,10 +89,14 @@ def merge_group(
     tl.store(place, acc.to(out.dtype.element_ty), mask=there[:, None] & (d < D)[None, :])
 
 
-@triton.jit(do_not_specialize_on_alignment=["rows", "kv_lens"])
+@triton.jit(
+    do_not_specialize=["splits"],
+    do_not_specialize_on_alignment=["rows", "kv_lens"],
+)
 def fused_decode_kernel(
     qkv, cos_sin, k_cache, v_cache, out, partial, lse, counters, table, rows, kv_lens,
-    q_norm, k_norm, sinks, eps, offset, scale, cap, k_inverse, v_inverse, v_scale, table_stride,
+    q_norm, k_norm, sinks, ahead, more, eps, offset, scale, cap, k_inverse, v_inverse, v_scale,
+    table_stride, splits, ahead_size, more_size,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
@@ -98,6 +113,7 @@ def fused_decode_kernel(
     CAPPED: tl.constexpr,
     SINKS: tl.constexpr,
     NORM: tl.constexpr,
+    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -105,6 +121,13 @@ def fused_decode_kernel(
     item = tl.program_id(1).to(tl.int64)
     items = tl.num_programs(1)
     split = tl.program_id(2)
+    if AHEAD:  # noqa: SIM102
+        if split >= splits:
+            pairs = items * KV_HEADS
+            worker = (split - splits) * pairs + tl.program_id(1) * KV_HEADS + kv_head
+            workers = (tl.num_programs(2) - splits) * pairs
+            fetch_ahead(ahead, ahead_size, worker, workers, FETCHED)
+            fetch_ahead(more, more_size, worker, workers, FETCHED)
     d = tl.arange(0, BLOCK_D)
     wide = inner_mask(d, D, BLOCK_D)
     member = tl.arange(0, BLOCK_H)
@@ -116,7 +139,7 @@ def fused_decode_kernel(
     low = tl.maximum(length - WINDOW, 0) if WINDOW > 0 else 0
     tile = low // BLOCK_N
     tiles = (length + BLOCK_N - 1) // BLOCK_N - tile
-    each = tl.maximum((tiles + tl.num_programs(2) - 1) // tl.num_programs(2), LEAST)
+    each = tl.maximum((tiles + splits - 1) // splits, LEAST)
     parts = (tiles + each - 1) // each
     first = (tile + split * each) * BLOCK_N
     newest = length - 1
@@ -224,6 +247,8 @@ def fused_decode(
     out: torch.Tensor | None = None,
     splits: int | None = None,
     tile: tuple[int, int, int] | None = None,
+    ahead: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ahead_bytes: int = 24 << 20,
     pdl: bool = False,
 ) -> torch.Tensor:
     """`rope_write`, then `decode`, of qkv [B, (Hq + 2 Hk) D]: attention's output [B, Hq, D].
@@ -231,8 +256,9 @@ def fused_decode(
     Item i of `meta` has its newest token at position kv_lens[i] - 1, whose K and V go to the slot
     that the table holds there; no two items may share that slot. counters [B * Hk or more] int32
     must hold zeros, and does so again afterwards; one stream at a time may use them. For up to 16
-    query heads a KV head. `tile` is (keys, warps, stages). Raises ValueError for shapes that do not
-    fit.
+    query heads a KV head. `tile` is (keys, warps, stages). `ahead`: two weights that the
+    next kernels read, of which up to `ahead_bytes` from their starts on are fetched into the cache
+    meanwhile. Raises ValueError for shapes that do not fit.
     """
     items = qkv.shape[0]
     group = heads // kv_heads
@@ -254,23 +280,32 @@ def fused_decode(
         return out
     wide = qkv.dtype == torch.float32 or head_dim > 128
     block_n, warps, stages = tile or (32 if wide else 64, 4, 3)
+    # Very few programs: shorter parts, whose keys are all loaded before q is there.
+    shortest = SHORTEST // 2 if items * kv_heads <= 4 else SHORTEST
     if splits is None:
         longest = min(meta.max_kv, window + block_n) if window else meta.max_kv
         programs = 3 * multiprocessors(qkv.device)
-        splits = choose_splits(items * kv_heads, longest, programs, SHORTEST)
+        splits = choose_splits(items * kv_heads, longest, programs, shortest)
     shape = (splits, items, heads) if splits > 1 else (1, 1, 1)
     partial = torch.empty(*shape, head_dim, dtype=torch.float32, device=qkv.device)
     lse = torch.empty(shape, dtype=torch.float32, device=qkv.device)
+    extra, sizes = 0, [0, 0]
+    if ahead is not None and dependent_launch(qkv.device, True):
+        extra = ceil_div(multiprocessors(qkv.device), items * kv_heads)
+        sizes[0] = min(ahead[0].nbytes, ahead_bytes) // FETCHED.value * FETCHED.value
+        sizes[1] = min(ahead[1].nbytes, ahead_bytes - sizes[0]) // FETCHED.value * FETCHED.value
+    first_ahead, then_ahead = ahead if extra and ahead else (qkv, qkv)
     start(
         fused_decode_kernel,
-        (kv_heads, items, splits),
+        (kv_heads, items, splits + extra),
         qkv, cos_sin, k_cache, v_cache, out, partial, lse, counters,
         meta.table, meta.rows, meta.kv_lens,
         qkv if q_norm is None else q_norm,
         qkv if k_norm is None else k_norm,
         qkv if sinks is None else sinks,
+        first_ahead, then_ahead,
         eps, offset, scale * k_scale, softcap, 1.0 / k_scale, 1.0 / v_scale, v_scale,
-        meta.table.stride(0),
+        meta.table.stride(0), splits, *sizes,
         HEADS=heads,
         KV_HEADS=kv_heads,
         D=head_dim,
@@ -283,10 +318,11 @@ def fused_decode(
         BLOCK_P=power_of_two(splits),
         MERGED=max(1, min(power_of_two(splits), MERGED_AT_ONCE * 8 // power_of_two(group), 16)),
         WINDOW=window,
-        LEAST=ceil_div(SHORTEST, block_n),
+        LEAST=ceil_div(shortest, block_n),
         CAPPED=softcap > 0,
         SINKS=sinks is not None,
         NORM=q_norm is not None,
+        AHEAD=extra > 0,
         device=qkv.device,
         pdl=pdl,
         warps=warps,

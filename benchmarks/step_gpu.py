@@ -1,0 +1,178 @@
+"""A decode step's kernels without the host: all layers, the head, the largest logit, as one CUDA
+graph.
+
+    python benchmarks/step_gpu.py [--model qwen2.5-1.5b] [--batch 1:384 8:1024] [--no-measure]
+    [--out FILE]
+
+First the linears' plans are measured as an engine does at its start; then the step is timed with
+the parts of its attention fused or not, with the next weights fetched meanwhile or not, and without
+attention at all, which shows what attention costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from ramet.kernels.attention.meta import AttentionMeta
+from ramet.kernels.device_ops import DeviceOps
+from ramet.kernels.tuning import ROW_BUCKETS, Product, bucket, graph_seconds, table_for
+
+BF16 = torch.bfloat16
+SHAPES = {
+    # name: (layers, hidden, inner, heads, kv heads, head dim, vocabulary)
+    "qwen2.5-1.5b": (28, 1536, 8960, 12, 2, 128, 151936),
+    "llama-3.1-8b": (32, 4096, 14336, 32, 8, 128, 128256),
+}
+COPY = 4.25e12
+"""Bytes a second of a plain copy on an H200."""
+
+
+class Model:
+    """Random weights of one shape, and its step over KV of equal lengths."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.layers, hidden, inner, heads, kv_heads, dim, vocabulary = SHAPES[name]
+        self.device = device
+        self.shape = (heads, kv_heads, dim)
+        self.sizes = (hidden, inner, vocabulary)
+        qkv = (heads + 2 * kv_heads) * dim
+        self.weights = [
+            [
+                self.randn(*shape) * shape[1] ** -0.5
+                for shape in (
+                    (qkv, hidden),
+                    (hidden, heads * dim),
+                    (2 * inner, hidden),
+                    (hidden, inner),
+                )
+            ]
+            for _ in range(self.layers)
+        ]
+        self.norm = self.randn(hidden)
+        self.embedding, self.head = self.randn(vocabulary, hidden), self.randn(vocabulary, hidden)
+        self.bytes = 2 * sum(w.numel() for layer in [*self.weights, [self.head]] for w in layer)
+
+    def randn(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=BF16, device=self.device)
+
+    def products(self) -> list[Product]:
+        """What an engine measures at its start."""
+        (hidden, inner, vocabulary), (heads, kv_heads, dim) = self.sizes, self.shape
+        qkv = (heads + 2 * kv_heads) * dim
+        return [
+            product
+            for rows in ROW_BUCKETS
+            for product in (
+                Product(rows, qkv, hidden, normed=True),
+                Product(rows, hidden, heads * dim),
+                Product(rows, inner, hidden, gated=True),
+                Product(rows, hidden, inner),
+                Product(rows, vocabulary, hidden),
+            )
+        ]
+
+    def cache(self, items: int, length: int) -> None:
+        """Take KV for `items` of `length` tokens, slots shuffled in runs of 16."""
+        kv_heads, dim = self.shape[1:]
+        width = -(-length // 16) * 16
+        self.kv = torch.randn(
+            (self.layers, 2, items * width, kv_heads, dim), dtype=BF16, device=self.device
+        )
+        runs = torch.randperm(items * width // 16, device=self.device)
+        table = (runs[:, None] * 16 + torch.arange(16, device=self.device)).view(items, width)
+        i32 = {"dtype": torch.int32, "device": self.device}
+        lengths = torch.full((items,), length, **i32)
+        starts = torch.arange(items + 1, **i32)
+        self.meta = AttentionMeta(
+            table.to(torch.int32), starts[:-1].clone(), starts, lengths, 1, length, items
+        )
+        self.ids = torch.zeros(items, **i32)
+        self.angles = torch.randn(length, dim, device=self.device)
+        self.positions, self.slots = lengths - 1, table[:, length - 1].contiguous()
+
+    def step(self, ops: DeviceOps, attention: str = "fused", ahead: bool = False) -> None:
+        heads, _, dim = self.shape
+        x = ops.embed(self.ids, self.embedding)
+        for i, (qkv_w, out_w, up_w, down_w) in enumerate(self.weights):
+            qkv = ops.norm_linear(x, self.norm, 1e-6, qkv_w)
+            k, v = self.kv[i]
+            if attention == "fused":
+                next_weights = (out_w, up_w) if ahead else None
+                y = ops.decode_attention(
+                    qkv, self.angles, k, v, self.meta, *self.shape, dim**-0.5, ahead=next_weights
+                )
+            elif attention == "parts":
+                q = ops.rope_write(
+                    qkv, self.positions, self.slots, self.angles, k, v, *self.shape
+                )  # fmt: skip
+                y = ops.attention(q, k, v, self.meta, dim**-0.5)
+            else:
+                y = qkv[:, : heads * dim].contiguous()
+            ops.linear_add(y.view(len(x), -1), out_w, x)
+            ops.linear_add(ops.norm_gate_up(x, self.norm, 1e-6, up_w, "silu"), down_w, x)
+        ops.greedy(ops.linear(ops.rms_norm(x, self.norm, 1e-6), self.head))
+
+
+def ways(model: Model) -> dict[str, Callable[[], None]]:
+    """What is timed, by name."""
+    plain, halted = DeviceOps(), DeviceOps(pdl=False)
+    found: dict[str, Callable[[], None]] = {
+        "attention as one kernel": lambda: model.step(plain),
+        "attention in three": lambda: model.step(plain, "parts"),
+        "no attention": lambda: model.step(plain, "none"),
+        "one kernel, no dependent launch": lambda: model.step(halted),
+    }
+    for tile in ((64, 8, 3), (32, 4, 3), (64, 8, 1)):
+        ops = DeviceOps(fused_tile=tile)
+        found[f"one kernel, tile {tile}"] = lambda o=ops: model.step(o)
+    for megabytes in (4, 12, 24, 40):
+        for tile in (None, (64, 8, 3)):
+            ops = DeviceOps(fused_tile=tile, ahead_bytes=megabytes << 20)
+            name = f"one kernel, {megabytes} MB ahead, tile {tile}"
+            found[name] = lambda o=ops: model.step(o, ahead=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--batch", nargs="+", default=["1:384", "8:1024"], help="requests:tokens")
+    parser.add_argument("--no-measure", action="store_true", help="leave the plans as they are")
+    parser.add_argument("--out", type=Path, help="write the rows as JSON here")
+    options = parser.parse_args()
+    device = torch.device("cuda", torch.cuda.current_device())
+    rows: list[dict[str, object]] = []
+    for name in options.model:
+        model = Model(name, device)
+        if not options.no_measure:
+            print(*table_for(device).measure(model.products(), device), sep="\n", flush=True)
+        for one in options.batch:
+            items, length = map(int, one.split(":"))
+            model.cache(items, length)
+            table = table_for(device)
+            for product in model.products():
+                if product.rows == bucket(min(items, ROW_BUCKETS[-1])):
+                    print(f"  {product.key}: {table.plan(product, BF16)}")
+            kv_width = model.shape[1] * model.shape[2]
+            floor = (model.bytes + 4 * model.layers * items * length * kv_width) / COPY
+            for way, work in ways(model).items():
+                seconds = graph_seconds(work, device)
+                rows.append({"model": name, "batch": one, "way": way, "seconds": seconds})
+                print(
+                    f"{name} {one:8} {way:44} {seconds * 1e3:7.3f} ms  floor {floor * 1e3:.3f} "
+                    f"({floor / seconds:.0%})",
+                    flush=True,
+                )
+        del model
+        torch.cuda.empty_cache()
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
