@@ -33,6 +33,9 @@ Log = Callable[[str, str], None]
 
 _SOCKET_PATH_BYTES = 100  # a Unix socket's path holds 107
 STOP_SECONDS = 5.0
+SERVED_DRAIN_SECONDS = 25.0
+"""What running work of a gateway that listens gets when it is told to stop. Less than the grace of
+`ramet serve`, so that clients are told of what is cut off."""
 # How an engine's threads on the CPU wait for each other. Spinning, the default, costs little on an
 # idle machine; beside other work each spins away the time that the other needs: measured 20 times
 # slower. The user's own choice stays.
@@ -150,8 +153,10 @@ class Launched:
             API_KEY_VARIABLE: "",
             _WAIT_VARIABLE: os.environ.get(_WAIT_VARIABLE, "passive"),
         }
+        served = len(self._binds) > 1
+        drain = ["--drain", str(SERVED_DRAIN_SECONDS)] if served else []
         plans = (
-            ("gateway", ["--engine", self._engine_address, *bind_args], key),
+            ("gateway", ["--engine", self._engine_address, *drain, *bind_args], key),
             ("engine", ["--bind", self._engine_address], engine),
         )
         try:
@@ -188,12 +193,6 @@ class Launched:
                 progress(f"{child.name} ready")
             else:
                 progress(f"{child.name}: {said}")
-
-
-def _engine_environment() -> dict[str, str]:
-    """Threads that wait for the next operation spin for microseconds, not for milliseconds: beside
-    other work on the same cores, spinning makes an engine many times slower."""
-    return {"GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "5000")}
 
 
 def _start_failure(child: Child) -> Exception:

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import zmq
-import zmq.asyncio
 from ramet.runtime.program.events import Done, Event
 from ramet.runtime.protocol import BackendError, ErrorInfo
 from ramet.runtime.protocol.codec import client_codec, gateway_codec
@@ -25,6 +24,7 @@ from ramet.runtime.protocol.messages import (
     Refused,
     Welcome,
 )
+from ramet.runtime.protocol.wire import Wire
 from zmq.utils.monitor import parse_monitor_message
 
 from .store import EventStore
@@ -55,17 +55,19 @@ class Connection:
         self.numbers = itertools.count(1)
         self._controls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
-        self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
-        self._socket: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+        self._socket: zmq.Socket[bytes] = zmq.Context[zmq.Socket[bytes]].instance().socket(
+            zmq.DEALER
+        )
         self._set_options(server_key)
-        self._monitor: zmq.asyncio.Socket = self._socket.get_monitor_socket(
+        monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(
             zmq.EVENT_DISCONNECTED
             | zmq.EVENT_CLOSED
             | zmq.EVENT_HANDSHAKE_FAILED_AUTH
             | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
             | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         )
-        self._tasks: list[asyncio.Task[None]] = []
+        self._wire = Wire(self._socket, self._on_frames)
+        self._monitor = Wire(monitor, self._on_event)
 
     def _set_options(self, server_key: str | None) -> None:
         socket = self._socket
@@ -89,9 +91,6 @@ class Connection:
         except zmq.ZMQError as error:
             self.close(ErrorInfo("backend", f"cannot connect to {self.address}: {error}"))
             raise BackendError(f"cannot connect to {self.address}: {error}") from None
-        loop = asyncio.get_running_loop()
-        for work in (self._read(), self._write(), self._watch()):
-            self._tasks.append(loop.create_task(work))
         self.send(Hello(version=PROTOCOL_VERSION, client="ramet", api_key=self.api_key))
         try:
             return await asyncio.wait_for(asyncio.shield(self._welcome), timeout)
@@ -111,7 +110,8 @@ class Connection:
                 f"a message of {len(data)} bytes is too large to send; the limit is "
                 f"{MAX_MESSAGE_BYTES}"
             )
-        self._outbox.put_nowait(data)
+        if self.lost is None:
+            self._wire.post(data)
 
     async def control(self, op: Any) -> dict[str, Any]:
         """Ask, and wait for the answer."""
@@ -131,11 +131,9 @@ class Connection:
         if self.lost is not None:
             return
         self.lost = error
-        for task in self._tasks:
-            task.cancel()
         self._fail_all(error)
-        self._socket.disable_monitor()
-        self._socket.close(0)
+        self._monitor.close()
+        self._wire.close()
 
     def _fail_all(self, error: ErrorInfo) -> None:
         programs, self.programs = self.programs, {}
@@ -150,30 +148,25 @@ class Connection:
         if not self._welcome.cancelled():
             self._welcome.exception()  # seen: nobody need wait for it
 
-    async def _write(self) -> None:
-        while True:
-            await self._socket.send(await self._outbox.get())
-
-    async def _read(self) -> None:
-        while True:
-            frames: list[bytes] = await self._socket.recv_multipart()
+    def _on_frames(self, frames: list[bytes]) -> None:
+        for data in frames:
+            if self.lost is not None:
+                return
             try:
-                self._take(gateway_codec.decode(frames[-1]))
+                self._take(gateway_codec.decode(data))
             except BackendError as error:
                 self.close(ErrorInfo("backend", f"{self.address} spoke nonsense: {error}"))
-                return
 
-    async def _watch(self) -> None:
-        while True:
-            event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
-            if event in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED):
-                if not self._welcome.done():
-                    continue  # it is not up yet: libzmq tries again until the handshake's time-out
-                why = "is gone: the connection was lost"
-            else:
-                why = "refused the encrypted handshake (wrong or missing server key)"
-            self.close(ErrorInfo("backend", f"the ramet server at {self.address} {why}"))
-            return
+    def _on_event(self, frames: list[bytes]) -> None:
+        event = parse_monitor_message(frames)["event"]
+        if event in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED):
+            if not self._welcome.done():
+                return  # it is not up yet: libzmq tries again until the handshake's time-out
+            self._wire.drain()
+            why = "is gone: the connection was lost"
+        else:
+            why = "refused the encrypted handshake (wrong or missing server key)"
+        self.close(ErrorInfo("backend", f"the ramet server at {self.address} {why}"))
 
     def _take(self, message: Any) -> None:
         if isinstance(message, ProgramEvents):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+import sys
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -63,7 +65,7 @@ def jobs_for(
     return Jobs(messages, many)
 
 
-def _prompts(prompt: Any, input_ids: Any) -> tuple[list[str | list[int]], bool]:
+def _prompts(prompt: Any, input_ids: Any) -> tuple[list[str | bytes], bool]:
     if (prompt is None) == (input_ids is None):
         raise BadInputError("give either prompt or input_ids", param="prompt")
     if prompt is not None:
@@ -72,24 +74,30 @@ def _prompts(prompt: Any, input_ids: Any) -> tuple[list[str | list[int]], bool]:
         texts = list(prompt)
         if not all(isinstance(text, str) for text in texts):
             raise BadInputError("prompt must be a string or a list of strings", param="prompt")
-        return cast("list[str | list[int]]", texts), True
+        return cast("list[str | bytes]", texts), True
     try:
         rows = list(input_ids)
         if rows and not hasattr(rows[0], "__len__"):
-            return [[_id(token) for token in rows]], False
+            return [_packed(rows)], False
         if not rows:
             raise BadInputError("input_ids is empty", param="input_ids")
-        return [[_id(token) for token in row] for row in rows], True
+        return [_packed(row) for row in rows], True
+    except OverflowError:
+        raise BadInputError("input_ids: an id does not fit 32 bits", param="input_ids") from None
     except TypeError:
         raise BadInputError(
             "input_ids must be a list of token ids or a list of such lists", param="input_ids"
         ) from None
 
 
-def _id(token: Any) -> int:
-    if isinstance(token, (str, bytes, float)):
+def _packed(row: Any) -> bytes:
+    """Token ids as little-endian int32. Raises TypeError, OverflowError."""
+    if isinstance(row, (str, bytes)):
         raise TypeError
-    return int(token)
+    ids = array("i", row)
+    if sys.byteorder != "little":
+        ids.byteswap()
+    return ids.tobytes()
 
 
 def _spread(value: Any, count: int, name: str, one: type) -> list[Any]:

@@ -73,17 +73,18 @@ class Connections:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            identity, data = frames[0], frames[-1]
-            try:
-                message = engine_codec.decode(data)
-            except BackendError as error:
-                log.warning("dropped a message: %s", error)
-                continue
+            identity, *messages = frames
             peer = self._peers.get(identity)
             if peer is None:
                 self._next += 1
                 peer = self._peers[identity] = Connection(identity, self._next, self._tree)
-            yield peer, message
+            for data in messages:
+                try:
+                    message = engine_codec.decode(data)
+                except BackendError as error:
+                    log.warning("dropped a message: %s", error)
+                    continue
+                yield peer, message
 
     def send(self, peer: Connection, message: EngineReply) -> None:
         """Send, or note that the peer is gone."""

@@ -21,8 +21,6 @@ from .executor import EngineExecutor
 from .service import Service, ServiceLimits
 from .tokenizer import Tokenizer
 
-DRAIN_S = 2.0
-
 
 @dataclass(slots=True)
 class Gateway:
@@ -32,8 +30,9 @@ class Gateway:
     addresses: list[str]
     tokenizer_folder: str | None
 
-    async def close(self) -> None:
-        await self.service.close(DRAIN_S)
+    async def close(self, drain_s: float) -> None:
+        """Give what runs ``drain_s`` seconds, then cancel it and let go of all sockets."""
+        await self.service.close(drain_s)
         self.service.executor.engine.close()
 
 

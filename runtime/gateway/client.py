@@ -9,8 +9,8 @@ from typing import Any
 from ..program.instructions import Program
 from ..protocol.codec import gateway_codec
 from ..protocol.messages import GatewayMessage, ProgramEvents
+from ..protocol.wire import Wire
 from .running import RunningProgram
-from .wire import Wire
 
 
 class Client:

@@ -12,8 +12,8 @@ import zmq
 from ..protocol.codec import Codec
 from ..protocol.errors import BackendError, ErrorInfo, RametError
 from ..protocol.messages import ClientMessage, GatewayMessage, ProgramEvents, Refused
+from ..protocol.wire import MOST_FRAMES, Wire
 from .client import Client
-from .wire import Wire
 
 log = logging.getLogger(__name__)
 
@@ -107,10 +107,18 @@ class Clients:
         client = self._clients.get(frames[0])
         if client is None:
             client = self._clients[frames[0]] = Client(frames[0], self._wire)
+        if not 2 <= len(frames) <= MOST_FRAMES + 1:
+            error = BackendError(
+                f"1 to {MOST_FRAMES} messages travel together, not {len(frames) - 1}"
+            )
+            self.send(client, Refused(error=ErrorInfo.of(error)))
+            return
+        for data in frames[1:]:
+            self._take(client, data)
+
+    def _take(self, client: Client, data: bytes) -> None:
         try:
-            if len(frames) != 2:
-                raise BackendError(f"a message is one frame, not {len(frames) - 1}")
-            self._on_message(client, self._codec.decode(frames[1]))
+            self._on_message(client, self._codec.decode(data))
         except RametError as error:
             log.warning("refused a message of %s: %s", client.name or "a client", error)
             self.send(client, Refused(error=ErrorInfo.of(error)))

@@ -28,8 +28,8 @@ from ..protocol.messages import (
     Release,
     StepOut,
 )
+from ..protocol.wire import Wire
 from .request import EngineRequest, Handle, IntArray
-from .wire import Wire
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ class EngineClient:
 
     def _send(self, message: EngineMessage) -> None:
         if not self._wire.socket.closed:
-            self._wire.send([engine_codec.encode(message)])
+            self._wire.post(engine_codec.encode(message))
 
     def _release(self, number: int) -> None:
         if not self._released:

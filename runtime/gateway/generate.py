@@ -80,10 +80,15 @@ def _prompt(executor: EngineExecutor, message: Generate) -> IntArray:
     ids = message.input_ids or []
     if not ids:
         raise BadInputError("input_ids is empty", param="input_ids")
-    try:
-        array = np.asarray(ids, np.int64)
-    except OverflowError:
-        array = np.full(1, -1)
+    if isinstance(ids, bytes):
+        if len(ids) % 4:
+            raise BadInputError("input_ids: bytes must be whole int32s", param="input_ids")
+        array = np.frombuffer(ids, "<i4")
+    else:
+        try:
+            array = np.asarray(ids, np.int64)
+        except OverflowError:
+            array = np.full(1, -1)
     size = tokenizer.vocab_size
     outside = array[(array < 0) | (array >= size)]
     if len(outside):

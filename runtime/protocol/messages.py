@@ -67,11 +67,11 @@ class CancelProgram(_Message, frozen=True, kw_only=True, tag="cancel"):
 
 class Generate(_Message, frozen=True, kw_only=True, tag="generate"):
     """One prompt, without the language: text (special tokens parsed) or token ids, used as they
-    are."""
+    are: a list, or int32 as bytes."""
 
     rid: str
     prompt: str | None = None
-    input_ids: list[int] | None = None
+    input_ids: list[int] | bytes | None = None
     sampling: dict[str, Any] = {}
     stream: bool = False
     cache_salt: str | None = None

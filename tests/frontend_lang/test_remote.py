@@ -84,11 +84,11 @@ class Gateway:
 
     async def _read(self) -> None:
         while True:
-            peer, data = await self.socket.recv_multipart()
-            message = client_codec.decode(data)
-            self.got.append(message)
-            for reply in self._replies(peer, message):
-                await self._send(peer, reply)
+            peer, *messages = await self.socket.recv_multipart()
+            for message in map(client_codec.decode, messages):
+                self.got.append(message)
+                for reply in self._replies(peer, message):
+                    await self._send(peer, reply)
 
     async def _send(self, peer: bytes, reply: Any) -> None:
         await self.socket.send_multipart([peer, gateway_codec.encode(reply)])
@@ -319,7 +319,7 @@ socket = zmq.Context().socket(zmq.ROUTER)
 socket.bind(sys.argv[1])
 print("up", flush=True)
 while True:
-    peer, data = socket.recv_multipart()
+    peer, *_ = socket.recv_multipart()
     socket.send_multipart([peer, gateway_codec.encode(
         Welcome(version=1, server="x", model="m", context_length=9))])
 """

@@ -22,7 +22,7 @@ from ramet.runtime.gateway.executor import EngineExecutor
 from ramet.runtime.gateway.service import Service, ServiceLimits
 from ramet.runtime.gateway.token_bytes import BYTE_CHARACTERS
 from ramet.runtime.gateway.tokenizer import Tokenizer
-from ramet.runtime.gateway.wire import Wire
+from ramet.runtime.protocol.wire import Wire
 from ramet.runtime.program.events import Done, Event
 from ramet.runtime.program.instructions import Instruction, Program
 from ramet.runtime.protocol.codec import client_codec, engine_codec, gateway_codec, reply_codec
@@ -142,7 +142,10 @@ class FakeEngine:
 
     def _on_frames(self, frames: list[bytes]) -> None:
         self.connection = frames[0]
-        message = engine_codec.decode(frames[1])
+        for data in frames[1:]:
+            self._take(engine_codec.decode(data))
+
+    def _take(self, message: Any) -> None:
         if isinstance(message, Submit):
             self._submit(message)
         elif isinstance(message, Abort):

@@ -90,9 +90,10 @@ from ramet.runtime.protocol.messages import Answer, Ask
 socket = zmq.Context().socket(zmq.ROUTER)
 socket.bind(sys.argv[1])
 while True:
-    peer, data = socket.recv_multipart()
-    message = engine_codec.decode(data)
-    if isinstance(message, Ask):
+    peer, *messages = socket.recv_multipart()
+    for message in map(engine_codec.decode, messages):
+        if not isinstance(message, Ask):
+            continue
         socket.send_multipart([peer, reply_codec.encode(Answer(id=message.id, data={"a": 1}))])
 """
 
