@@ -10,6 +10,7 @@ from . import logits as logits_
 from .attention.dispatch import attend
 from .attention.fused import fused_decode
 from .attention.meta import AttentionMeta
+from .invariant import invariant_linear
 from .reference import sampling as reference
 
 
@@ -79,6 +80,8 @@ class DeviceOps:
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See `Ops.linear`."""
+        if self.invariant:
+            return invariant_linear(x, weight, bias, pdl=self.pdl)
         return linear.linear(x, weight, bias, pdl=self.pdl)
 
     def norm_linear(
@@ -91,6 +94,8 @@ class DeviceOps:
         offset: float = 0.0,
     ) -> torch.Tensor:
         """`linear` of `rms_norm` of x [T, K]: one kernel for few rows. x is not changed."""
+        if self.invariant:
+            return self.linear(self.rms_norm(x, norm_weight, eps, offset), weight, bias)
         return linear.norm_linear(x, norm_weight, eps, weight, bias, offset, pdl=self.pdl)
 
     def linear_add(
@@ -101,6 +106,8 @@ class DeviceOps:
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """residual [T, N] += `linear` of x, in place; returns residual."""
+        if self.invariant:
+            return residual.add_(self.linear(x, weight, bias))
         return linear.linear_add(x, weight, residual, bias, pdl=self.pdl)
 
     def norm_gate_up(
@@ -114,6 +121,8 @@ class DeviceOps:
     ) -> torch.Tensor:
         """`gate` of `linear` of `rms_norm` of x, weight [2 F, K]: [T, F]; one kernel for few
         rows."""
+        if self.invariant:
+            return self.gate(self.norm_linear(x, norm_weight, eps, weight, None, offset), act)
         return linear.norm_gate_up(x, norm_weight, eps, weight, act, offset, pdl=self.pdl)
 
     def rope_write(
@@ -135,7 +144,8 @@ class DeviceOps:
         """See `Ops.rope_write`. Negative slots write nothing."""
         return rope.rope_write(
             qkv, positions, slots, cos_sin, k_cache, v_cache, heads, kv_heads, head_dim,
-            q_norm, k_norm, eps, offset, k_scale=self.k_scale, v_scale=self.v_scale, pdl=self.pdl,
+            q_norm, k_norm, eps, offset, k_scale=self.k_scale, v_scale=self.v_scale,
+            invariant=self.invariant, pdl=self.pdl,
         )  # fmt: skip
 
     def attention(

@@ -154,6 +154,7 @@ def rope_write(
     *,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    invariant: bool = False,
     out: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
@@ -161,8 +162,9 @@ def rope_write(
 
     positions [T] int32, slots [T] int64 (a negative slot writes nothing), cos_sin [P, R] float32 (R
     rotary dimensions: cosines of R / 2 angles, then sines), caches [S, Hk, D] of one dtype among
-    `KV_DTYPES`, norms [D] for both or none. The caches hold K / k_scale and V / v_scale. Raises
-    ValueError for shapes that do not fit.
+    `KV_DTYPES`, norms [D] for both or none. The caches hold K / k_scale and V / v_scale.
+    `invariant`: the same program for any number of tokens. Raises ValueError for shapes that do not
+    fit.
     """
     tokens = qkv.shape[0]
     require(
@@ -179,7 +181,8 @@ def rope_write(
     if tokens == 0:
         return out
     # Few tokens: a program for two heads, for latency. Many: one a token, for fewer programs.
-    whole = tokens > 64
+    # The norm of a head may round differently in the one and the other.
+    whole = tokens > 64 or invariant
     block = min(power_of_two(heads), 16) if whole else 2
     kv_block = min(power_of_two(kv_heads), 16) if whole else 2
     blocks = 1 if whole else ceil_div(heads, block) + ceil_div(kv_heads, kv_block)

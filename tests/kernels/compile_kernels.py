@@ -20,6 +20,7 @@ import triton
 from ramet.kernels import (
     activation,
     embed,
+    invariant,
     launch,
     logits,
     norm,
@@ -171,6 +172,8 @@ def run_launchers(model: str) -> None:
         logits.mask_(x, words, pdl=True)
         counts = empty(64, vocabulary, dtype=i32)
         logits.penalize_(x, whole, counts, f32, f32, f32, prompt_bit=1 << 30, pdl=True)
+    for count in (1, 512):
+        invariant.invariant_linear(empty(count, hidden), empty(hidden, hidden))
     for tokens in (64, 8192):
         q = empty(tokens, heads, dim)
         extend.extend(q, *caches, meta_for(2, tokens, tokens, 8192), dim**-0.5)

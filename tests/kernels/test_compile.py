@@ -18,6 +18,7 @@ HOT = (
     "extend_kernel",
     "few_rows_kernel",
     "fused_decode_kernel",
+    "invariant_kernel",
     "merge_kernel",
     "one_row_kernel",
     "rms_norm_kernel",
@@ -46,7 +47,8 @@ def test_kernels_compile_for_hopper(model, tmp_path):
             assert one["spills"] <= 16, f"{name} spills {one['spills']} bytes"
         if one["kernel"] == "decode_kernel":
             assert one["cp.async"] > 0, f"{name} does not load ahead"
-        if one["kernel"] == "extend_kernel" and one["constants"]["BLOCK_M"] >= 64:
+        tall = one["kernel"] in ("extend_kernel", "invariant_kernel")
+        if tall and one["constants"]["BLOCK_M"] >= 64:
             assert one["wgmma"] > 0, f"{name} is not on the fast tensor path"
         if one["launch_pdl"]:
             assert one["griddepcontrol"] == 2, f"{name} must wait once and release once"

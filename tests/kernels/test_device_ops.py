@@ -16,6 +16,7 @@ from ramet.kernels.attention import cold
 from ramet.kernels.attention.dispatch import attend
 from ramet.kernels.attention.meta import AttentionMeta
 from ramet.kernels.device_ops import DeviceOps
+from ramet.kernels.invariant import invariant_linear
 from ramet.kernels.ops import Ops
 from ramet.kernels.reference.attention import attention_exact
 from ramet.kernels.small_batch import Plan
@@ -90,6 +91,38 @@ def test_invariant_attention_gives_a_token_the_same_bits_however_it_comes(device
         )  # fmt: skip
         one = attend(q[position : position + 1], k, v, alone, 0.125, invariant=True)
         assert torch.equal(one[0], whole[position])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("n", "k"), [(96, 200), (130, 64)])
+def test_invariant_linear(n, k, dtype, device, close, poisoned):
+    torch.manual_seed(n)
+    x = torch.randn(70, k).to(dtype).to(device)
+    weight = (torch.randn(n, k) * k**-0.5).to(dtype).to(device)
+    bias = torch.randn(n).to(dtype).to(device)
+    whole = invariant_linear(x, weight, bias, out=poisoned(70, n, dtype=dtype))
+    close(whole, x.double().cpu() @ weight.double().cpu().T + bias.double().cpu())
+    for rows in (slice(0, 1), slice(66, 70)):
+        alone = invariant_linear(x[rows].contiguous(), weight, bias)
+        assert torch.equal(alone, whole[rows]), "other rows changed these"
+
+
+def test_invariant_operations_do_not_depend_on_the_batch(device, close):
+    torch.manual_seed(4)
+    ops = DeviceOps(invariant=True)
+    x, norm = torch.randn(70, 64, device=device), torch.randn(64, device=device)
+    weight, down = torch.randn(96, 64, device=device), torch.randn(64, 48, device=device)
+
+    def layer(rows):
+        residual = x[rows].clone()
+        inner = ops.norm_gate_up(residual, norm, 1e-6, weight, "silu")
+        return ops.norm_linear(ops.linear_add(inner, down, residual), norm, 1e-6, weight)
+
+    whole = layer(slice(0, 70))
+    assert torch.equal(layer(slice(3, 4)), whole[3:4])
+    plain = DeviceOps()
+    inner = plain.norm_gate_up(x, norm, 1e-6, weight, "silu")
+    close(inner, ops.norm_gate_up(x, norm, 1e-6, weight, "silu"))
 
 
 def test_the_device_has_every_operation_with_the_same_arguments():
