@@ -6,10 +6,13 @@ import torch
 
 from ..attention.meta import AttentionMeta
 from .attention_plan import Extend, Keys, plan_for
+from .rope import rope_write
 
 # Scores of a block of queries stay in the cache of a core: so many float32 of them.
 _BLOCK_SCORES = 1 << 18
 _MIN_BLOCK, _MAX_BLOCK = 16, 128
+# Below this, making oneDNN's kernel for one more shape costs more than it saves.
+_MANY_ROWS = 32
 
 
 def attention(
@@ -23,6 +26,9 @@ def attention(
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See `Ops.attention`: q [T, Hq, D] to [T, Hq, D]."""
+    keys = plan_for(meta, window).simple
+    if keys is not None and not softcap and sinks is None:
+        return _Core(scale, 0.0, k_cache, v_cache).read(q, keys)[0].reshape(q.shape)
     return _attend(q, k_cache, v_cache, meta, scale, window, softcap, sinks, None)
 
 
@@ -41,6 +47,35 @@ def attention_lse(
     return _attend(q, k_cache, v_cache, meta, scale, window, softcap, sinks, lse), lse
 
 
+def decode_attention(
+    qkv: torch.Tensor,
+    cos_sin: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    meta: AttentionMeta,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    scale: float,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See `Ops.decode_attention`: qkv [B, (Hq + 2 Hk) D] to [B, Hq, D]."""
+    positions = meta.kv_lens.long() - 1
+    slots = meta.table[meta.rows.long(), positions.clamp(min=0)].long()
+    slots = slots.where(positions >= 0, 0)  # an empty item writes to the scratch slot
+    q = rope_write(
+        qkv, positions.clamp(min=0), slots, cos_sin, k_cache, v_cache, heads, kv_heads, head_dim,
+        q_norm, k_norm, eps, offset,
+    )  # fmt: skip
+    return attention(q, k_cache, v_cache, meta, scale, window, softcap, sinks)
+
+
 def _attend(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -54,21 +89,17 @@ def _attend(
 ) -> torch.Tensor:
     plan = plan_for(meta, window)
     core = _Core(scale, softcap, k_cache, v_cache)
-    kv_heads, dim = k_cache.shape[1:]
     out = torch.empty(q.shape, dtype=q.dtype)
     if sinks is not None and lse is None:
         lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32)
-    if len(plan.own) == 1 and not plan.shared and lse is None:
-        keys = plan.own[0]
-        out[keys.at] = core.read(q, keys)[0].view(keys.items, -1, dim)
-    elif plan.own:
+    if plan.own:
         # Heads of a group read the same keys: they are rows of one product, [n, Hk, G, D].
         n = meta.num_decodes
-        part = torch.zeros((n, q.shape[1], dim), dtype=torch.float32)
+        part = torch.zeros((n, *q.shape[1:]), dtype=torch.float32)
         total = torch.full((n, q.shape[1]), -torch.inf, dtype=torch.float32)
         for keys in plan.own:
             y, t = core.read(q, keys)
-            part[keys.at] = y.reshape(keys.items, -1, dim).float()
+            part[keys.at] = y.reshape(keys.items, *q.shape[1:]).float()
             total[keys.at] = t.reshape(keys.items, -1)
         for keys in plan.shared:
             _merge(part, total, keys, *core.read_shared(q, keys))
@@ -158,33 +189,44 @@ class _Core:
         """Queries of one item, block after block, each over the keys that its last one sees."""
         heads, dim = q.shape[1:]
         kv_heads, count = self.kv_heads, item.last - item.first
-        k = item.keys.of(self.k_cache)[0].permute(1, 2, 0).float()
-        v = item.keys.of(self.v_cache)[0].transpose(0, 1).to(q.dtype)
-        x = q[item.first : item.last].view(count, kv_heads, -1, dim)
-        y = out[item.first : item.last].view(count, kv_heads, -1, dim)
-        size = min(_MAX_BLOCK, max(_MIN_BLOCK, _BLOCK_SCORES // (heads * item.keys.length)))
+        group = heads // kv_heads
+        k = item.keys.of(self.k_cache)[0].transpose(0, 1).float().contiguous()
+        v = item.keys.of(self.v_cache)[0].transpose(0, 1).to(q.dtype).contiguous()
+        x = q[item.first : item.last].view(count, kv_heads, group, dim)
+        y = out[item.first : item.last].view(count, kv_heads, group, dim)
+        size = min(_MAX_BLOCK, max(_MIN_BLOCK, _BLOCK_SCORES // (group * item.keys.length)))
+        size = min(size, count)
         begin = item.kv_len - count - item.low
         """Index into the item's keys of its first query's own."""
         hidden = torch.ones((size, size), dtype=torch.bool).triu_(1)
         for a in range(0, count, size):
             b = min(count, a + size)
             low = max(0, begin + a + 1 - window) if window else 0
-            seen = slice(low, begin + b)
             rows = (x[a:b].float() * self.scale).permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
-            scores = self._cap(torch.bmm(rows, k[..., seen]))
-            by_query = scores.view(kv_heads, -1, b - a, scores.shape[-1])
-            by_query[..., a - b :].masked_fill_(hidden[: b - a, : b - a], -torch.inf)
-            if window:
-                # The block's first query sees all from ``low``; each next one, one key less.
-                key = torch.arange(scores.shape[-1])
-                late = torch.arange(begin + a + 1 - window - low, begin + b + 1 - window - low)
-                by_query.masked_fill_(key < late.unsqueeze(1), -torch.inf)
-            if lse is not None:
-                part = scores.logsumexp(dim=-1).view(kv_heads, -1, b - a)
-                lse[item.first + a : item.first + b] = part.permute(2, 0, 1).flatten(1)
-            weights = scores.softmax(dim=-1).to(v.dtype)
-            part = torch.bmm(weights, v[:, seen])
-            y[a:b].copy_(part.view(kv_heads, -1, b - a, dim).permute(2, 0, 1, 3))
+            parts = []
+            for head in range(kv_heads):
+                scores = self._cap(_product(rows[head], k[head, low : begin + b]))
+                by_query = scores.view(group, b - a, -1)
+                by_query[..., a - b :].masked_fill_(hidden[: b - a, : b - a], -torch.inf)
+                if window:
+                    # The first query sees all from ``low``; each next one, one key less.
+                    late = torch.arange(a, b).unsqueeze(1) + (begin + 1 - window - low)
+                    by_query.masked_fill_(torch.arange(scores.shape[-1]) < late, -torch.inf)
+                if lse is not None:
+                    total = scores.logsumexp(dim=-1).view(group, -1).T
+                    mine = slice(head * group, (head + 1) * group)
+                    lse[item.first + a : item.first + b, mine] = total
+                weights = scores.softmax(dim=-1).to(v.dtype)
+                parts.append(torch.mm(weights, v[head, low : begin + b]))
+            part = torch.stack(parts).view(kv_heads, group, b - a, dim)
+            y[a:b].copy_(part.permute(2, 0, 1, 3))
+
+
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a [M, K] times b [N, K] transposed, float32, contiguous. oneDNN does many rows faster."""
+    if a.shape[0] >= _MANY_ROWS and torch.backends.mkldnn.is_available():
+        return torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
+    return torch.mm(a, b.T)
 
 
 def attention_exact(
@@ -197,26 +239,30 @@ def attention_exact(
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The formula in float64, one query at a time: (out [T, Hq, D], lse [T, Hq]), both float64."""
+    """The formula in float64, item by item: (out [T, Hq, D], lse [T, Hq]), both float64."""
     group = q.shape[1] // k_cache.shape[1]
     out = torch.zeros(q.shape, dtype=torch.float64)
     lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float64)
     starts, kv_lens = meta.q_start.tolist(), meta.kv_lens.tolist()
     for i, row in enumerate(meta.rows.tolist()):
-        for t in range(starts[i], starts[i + 1]):
-            position = kv_lens[i] - starts[i + 1] + t
-            low = max(0, position + 1 - window) if window else 0
-            if position < 0:
-                continue
-            slots = meta.table[row, low : position + 1].long()
-            k = k_cache[slots].double().repeat_interleave(group, dim=1)
-            v = v_cache[slots].double().repeat_interleave(group, dim=1)
-            scores = torch.einsum("hd,lhd->hl", q[t].double(), k) * scale
-            if softcap:
-                scores = softcap * torch.tanh(scores / softcap)
-            total = scores.logsumexp(dim=-1)
-            if sinks is not None:
-                total = torch.logaddexp(total, sinks.double())
-            out[t] = torch.einsum("hl,lhd->hd", torch.exp(scores - total[:, None]), v)
-            lse[t] = total
+        slots = meta.table[row, : kv_lens[i]].long()
+        k = k_cache[slots].double().repeat_interleave(group, dim=1)
+        v = v_cache[slots].double().repeat_interleave(group, dim=1)
+        at = torch.arange(kv_lens[i])
+        position = torch.arange(starts[i], starts[i + 1]).unsqueeze(1) + kv_lens[i] - starts[i + 1]
+        seen = at <= position
+        if window:
+            seen &= at > position - window
+        mine = slice(starts[i], starts[i + 1])
+        scores = torch.einsum("qhd,lhd->qhl", q[mine].double(), k) * scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        scores = scores.masked_fill(~seen.unsqueeze(1), -torch.inf)
+        total = scores.logsumexp(dim=-1)
+        some = total > -torch.inf
+        if sinks is not None:
+            total = torch.logaddexp(total, sinks.double()).where(some, total)
+        weights = torch.exp(scores - total.unsqueeze(-1)).where(some.unsqueeze(-1), 0.0)
+        out[mine] = torch.einsum("qhl,lhd->qhd", weights, v)
+        lse[mine] = total
     return out, lse

@@ -75,6 +75,12 @@ class Plan:
     empty: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Query ranges that have no key at all."""
 
+    @property
+    def simple(self) -> Keys | None:
+        """The one product that is the whole step, where that is so."""
+        lone = len(self.own) == 1 and not (self.shared or self.extends or self.empty)
+        return self.own[0] if lone else None
+
 
 def plan_for(meta: AttentionMeta, window: int) -> Plan:
     """The plan for a window size (0: all), made on first use and kept in ``meta``."""

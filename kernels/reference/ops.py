@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .activation import gate, softcap_
-from .attention import attention, attention_lse
+from .attention import attention, attention_lse, decode_attention
 from .embed import embed
 from .hashing import uniform
 from .linear import linear, linear_add, norm_gate_up, norm_linear
@@ -24,6 +24,7 @@ __all__ = [
     "add_rms_norm",
     "attention",
     "attention_lse",
+    "decode_attention",
     "embed",
     "gate",
     "greedy",

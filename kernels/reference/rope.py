@@ -9,12 +9,15 @@ from .norm import rms_norm
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate the first R dims of ``x`` [T, heads, D] by halves; ``cos``, ``sin`` [T, R/2]."""
-    half = cos.shape[-1]
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    first, second = x[..., :half].float(), x[..., half : 2 * half].float()
-    parts = [first * cos - second * sin, second * cos + first * sin]
-    out = torch.cat(parts, dim=-1).to(x.dtype)
-    return out if 2 * half == x.shape[-1] else torch.cat((out, x[..., 2 * half :]), dim=-1)
+    half, dim = cos.shape[-1], x.shape[-1]
+    if 2 * half < dim:
+        turned = rotate(x[..., : 2 * half], cos, sin)
+        return torch.cat((turned, x[..., 2 * half :]), dim=-1)
+    # In few operations: x * cos + swapped halves of x * (-sin, sin).
+    y = x.float().unflatten(-1, (2, half))
+    signed = torch.stack((-sin, sin), dim=1).unsqueeze(1)
+    turned = torch.addcmul(y * cos[:, None, None], y.flip(2), signed)
+    return turned.view(x.shape).to(x.dtype)
 
 
 def rope_write(
