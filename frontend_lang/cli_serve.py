@@ -11,7 +11,6 @@ import typer
 
 from .cli_settings import with_model, with_settings
 
-_GRACE_SECONDS = 10.0
 _CHECK_SECONDS = 0.5
 
 
@@ -23,7 +22,7 @@ def serve(
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Serve a model at tcp://HOST:ZMQ_PORT until Ctrl-C, which gives what runs a moment to finish.
+    """Serve a model at tcp://HOST:ZMQ_PORT until Ctrl-C, which gives what runs half a minute.
 
     Programs connect with ramet.RuntimeEndpoint("tcp://…").
     """
@@ -41,9 +40,9 @@ def serve(
             error = running.check()
             if error is not None:
                 raise error.exception()
-        print("what runs has a moment to finish; Ctrl-C again to stop at once", file=sys.stderr)
+        print("what runs has half a minute; Ctrl-C again to stop at once", file=sys.stderr)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        running.stop(_GRACE_SECONDS)
+        running.stop(launch.SERVED_DRAIN_SECONDS + launch.STOP_SECONDS)
     finally:
         running.stop(0.0)
 

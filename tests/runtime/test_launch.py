@@ -24,7 +24,7 @@ from ramet.runtime.protocol import ModelError
 
 child.follow_parent()
 parser = argparse.ArgumentParser()
-for flag in ("--config", "--engine"):
+for flag in ("--config", "--engine", "--drain"):
     parser.add_argument(flag)
 parser.add_argument("--bind", action="append")
 args = parser.parse_args()
