@@ -41,7 +41,9 @@ def merged(
     d = tl.arange(0, BLOCK_D)
     c = tl.arange(0, CHUNK)
     out = tl.zeros([BLOCK_D], dtype=tl.float32)
-    for first in range(0, parts, CHUNK):
+    # A short item fills the first few of the parts there are for a long one.
+    last = tl.max(tl.where(each > float("-inf"), p + 1, 0), axis=0)
+    for first in range(0, last, CHUNK):
         part = first + c
         again = lse + part.to(tl.int64) * rows + row
         one = tl.load(again, mask=part < parts, other=float("-inf"), cache_modifier=".cg")
