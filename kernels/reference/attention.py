@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..attention.meta import AttentionMeta
-from .attention_plan import Extend, Keys, plan_for
+from .attention_plan import FEW, Extend, Keys, plan_for
 from .rope import rope_write
 
 # Scores of a block of queries stay in the cache of a core: so many float32 of them.
@@ -108,7 +108,10 @@ def _attend(
             lse[:n] = total
     window = 0 if window >= meta.max_kv else window
     for extend in plan.extends:
-        core.extend(q, extend, window, out, lse)
+        if extend.last - extend.first <= FEW:
+            core.few(q, extend, out, lse)
+        else:
+            core.extend(q, extend, window, out, lse)
     for first, last in plan.empty:
         out[first:last] = 0
     if sinks is not None and lse is not None:
@@ -177,6 +180,22 @@ class _Core:
         if self.softcap:
             scores.div_(self.softcap).tanh_().mul_(self.softcap)
         return scores
+
+    def few(
+        self, q: torch.Tensor, item: Extend, out: torch.Tensor, lse: torch.Tensor | None
+    ) -> None:
+        """A few queries of one item: one product with a mask over all."""
+        keys, count = item.keys, item.last - item.first
+        x = q[item.first : item.last].unflatten(1, (self.kv_heads, -1)).permute(1, 2, 0, 3)
+        group = x.shape[1]
+        x = x.reshape(1, self.kv_heads, group * count, -1)
+        mask = None if keys.mask is None else keys.mask.repeat(1, 1, group, 1)
+        k, v = keys.of(self.k_cache).transpose(1, 2), keys.of(self.v_cache).transpose(1, 2)
+        y, total = self._softmax(x, k, v, mask)
+        y = y.reshape(q.shape[1], count, -1)
+        out[item.first : item.last] = y.transpose(0, 1)
+        if lse is not None:
+            lse[item.first : item.last] = total.reshape(-1, count).T
 
     def extend(
         self,

@@ -25,6 +25,9 @@ SHARING_PAYS = 512
 # Items of one product are padded to the longest: they may differ by this factor, and some keys.
 _PADDING, _SLACK = 1.5, 32
 
+# Up to so many queries of an item are one masked product.
+FEW = 8
+
 Slots = npt.NDArray[np.int32]
 At = slice | torch.Tensor
 
@@ -34,7 +37,8 @@ class Keys:
     """Items [n] with one query each and ``length`` keys each, or one item with several queries.
 
     ``at``: which rows of q. The keys are the slots from ``start`` on, or those in ``index``
-    [n * length] int64. ``mask`` [n, 1, 1, length] float32 is added to scores: -inf for padding.
+    [n * length] int64. ``mask`` [n, 1, queries, length] float32 is added to scores: -inf for
+    padding, and for what few queries do not see (many make their masks block by block).
     """
 
     at: At
@@ -110,9 +114,21 @@ def _plan(meta: AttentionMeta, window: int) -> Plan:
         if last > first:
             low = max(0, kv_len - (last - first) + 1 - window) if window else 0
             keys = _keys(line[low:kv_len], slice(first, last))
+            if last - first <= FEW:
+                keys.mask = _causal(last - first, kv_len, low, window)
             plan.extends.append(Extend(first, last, kv_len, low, keys))
         first = last
     return plan
+
+
+def _causal(queries: int, kv_len: int, low: int, window: int) -> torch.Tensor:
+    """[1, 1, queries, keys] float32: -inf where a key is after a query or out of its window."""
+    at = torch.arange(low, kv_len)
+    position = torch.arange(kv_len - queries, kv_len).unsqueeze(1)
+    hidden = at > position
+    if window:
+        hidden |= at <= position - window
+    return torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)[None, None]
 
 
 class _Decodes:
