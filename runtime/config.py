@@ -113,9 +113,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         ]
         | None
     ) = None
-    enable_deterministic_inference: Annotated[
-        bool, _says("The same bits whatever else is in the batch, at some cost in speed.")
-    ] = False
     served_model_name: (
         Annotated[str, _says("Name the server gives the model. None: model_path.")] | None
     ) = None
@@ -252,6 +249,7 @@ ABSENT = {
     **dict.fromkeys(("pp", "pp_size", "pipeline_parallel_size"), "pipeline parallelism"),
     **dict.fromkeys(("ep", "ep_size", "expert_parallel_size"), "expert parallelism"),
     **dict.fromkeys(("dp", "dp_size", "data_parallel_size"), "data parallelism"),
+    "enable_deterministic_inference": "deterministic inference",
     "speculative_config": "speculative decoding",
     "attention_backend": "a choice of attention kernels",
     "grammar_backend": "constrained decoding",
