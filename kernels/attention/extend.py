@@ -117,6 +117,7 @@ def extend_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     WINDOW: tl.constexpr,
+    UNMASKED: tl.constexpr,
     CAPPED: tl.constexpr,
     SINKS: tl.constexpr,
     LSE: tl.constexpr,
@@ -167,7 +168,7 @@ def extend_kernel(
         keys = k_cache + kv_head * D + d[None, :]
         values = v_cache + kv_head * D + d[None, :]
         middle = first
-        if WINDOW == 0:
+        if UNMASKED:
             # Up to here every row sees whole tiles.
             middle = tl.minimum(tl.maximum((earliest + 1) // BLOCK_N * BLOCK_N, first), last)
             top, total, acc = sweep(
@@ -280,6 +281,9 @@ def extend(
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         WINDOW=window,
+        # Two loops round differently (one may fuse a product with a sum), and where one ends
+        # depends on the tile: invariant results need a single loop.
+        UNMASKED=window == 0 and not invariant,
         CAPPED=softcap > 0,
         SINKS=sinks is not None,
         LSE=logs is not None,
