@@ -68,9 +68,10 @@ types: link
 unit: model
 	$(PYTEST) -m "not slow and not gpu" --ignore=tests/kernels
 
-# Triton's interpreter is chosen when a kernel is defined, hence a process of its own.
+# Triton's interpreter is chosen when a kernel is defined, hence processes of their own.
 kernels: link
 	TRITON_INTERPRET=1 $(PYTEST) -m "not slow and not gpu" tests/kernels
+	$(PYTEST) -m "not slow and not gpu" tests/kernels/test_compile.py
 
 test-slow: model
 	$(PYTEST) -m "slow and not gpu" --ignore=tests/kernels
