@@ -132,6 +132,9 @@ class Connection:
             return
         self.lost = error
         self._fail_all(error)
+        # In this order: an event for a monitor that nobody reads any more would block libzmq's one
+        # thread, and with it every other socket of the process.
+        self._socket.disable_monitor()
         self._monitor.close()
         self._wire.close()
 

@@ -116,7 +116,9 @@ class Waiting:
 
 
 @pytest.fixture
-def own() -> Iterator[Any]:
+def own(runtime: Any) -> Iterator[Any]:
+    """A runtime to be killed. The shared one, in the same process, must not notice."""
+    del runtime
     with rt.Runtime(dtype="float32", max_total_tokens=16384) as runtime:
         yield runtime
 

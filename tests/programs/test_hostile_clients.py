@@ -16,6 +16,7 @@ from ramet.runtime.protocol.messages import (
     AppendProgram,
     ControlReply,
     Generate,
+    Generated,
     GenerateFailed,
     Hello,
     OpenProgram,
@@ -118,11 +119,15 @@ def test_work_before_hello(connect: Callable[[], Peer]) -> None:
     assert "hello" in reply.error.message
 
 
-def test_more_frames_than_one(connect: Callable[[], Peer]) -> None:
+def test_a_bad_frame_costs_its_neighbours_nothing(connect: Callable[[], Peer]) -> None:
+    """Messages may travel as frames of one; each is taken, or refused, by itself."""
     peer = connect()
     peer.hello()
-    peer.send(Generate(rid="x", prompt="a", sampling=ONE), b"more")
-    assert isinstance(peer.receive(), Refused)
+    ask = Generate(rid="x", prompt="The capital of France is", sampling=ONE)
+    peer.send(b"more", ask, b"\xc1")
+    replies = [peer.receive(30) for _ in range(3)]
+    assert [type(reply) for reply in replies] == [Refused, Refused, Generated]
+    assert replies[2].texts == [" Paris"]
 
 
 def test_oversized_messages(connect: Callable[[], Peer], runtime: Any) -> None:
