@@ -14,7 +14,7 @@ from .cli_settings import with_model, with_settings
 _HELP = "Ctrl-D or /exit ends, /clear forgets, Ctrl-C cuts an answer short."
 
 
-@with_settings(leave_out=("host", "zmq_port", "curve", "api_key"))
+@with_settings(leave_out=("host", "port", "zmq_port", "no_auth", "curve", "api_key"))
 def chat(
     model: Annotated[
         str | None, typer.Argument(help="Alias, folder, .gguf file or hub id.", show_default=False)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _Setup = Annotated[bool, typer.Option("--verbose", help="Show the stages of start-up.")]
 
 
-@with_settings(leave_out=("host", "zmq_port", "curve", "model_path", "api_key"))
+@with_settings(leave_out=("host", "port", "zmq_port", "no_auth", "curve", "model_path", "api_key"))
 def run(
     file: Annotated[str, typer.Argument(metavar="FILE.py[:function]", show_default=False)],
     arg: Annotated[

@@ -1,4 +1,4 @@
-"""``ramet serve``: a runtime that programs of other processes connect to."""
+"""``ramet serve``: a runtime for programs of other processes, and for clients of HTTP."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ def serve(
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Serve a model at tcp://HOST:ZMQ_PORT until Ctrl-C, which gives what runs half a minute.
+    """Serve a model at http://HOST:PORT and tcp://HOST:ZMQ_PORT until Ctrl-C, which gives what runs
+    half a minute.
 
-    Programs connect with ramet.RuntimeEndpoint("tcp://…").
+    Clients of OpenAI's API connect to http://HOST:PORT/v1, programs with
+    ramet.RuntimeEndpoint("tcp://…").
     """
     from ramet.runtime import launch
 
@@ -35,7 +37,9 @@ def serve(
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())  # pyright: ignore
         public = [address for address in running.addresses if address.startswith("tcp://")]
-        print(f"{running.model} is served at {', '.join(public)}", flush=True)
+        print(
+            f"{running.model} is served at {' and '.join([*public, str(running.url)])}", flush=True
+        )
         while not stop.wait(_CHECK_SECONDS):
             error = running.check()
             if error is not None:

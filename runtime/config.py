@@ -123,6 +123,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     host: Annotated[
         str, _says("Interface to listen on; any but loopback needs an API key.", min_length=1)
     ] = "127.0.0.1"
+    port: Annotated[int, _says("TCP port of the HTTP endpoints.", ge=0, le=65535)] = 8000
     zmq_port: Annotated[int, _says("TCP port of the ZMQ endpoint.", ge=0, le=65535)] = 7411
     api_key: (
         Annotated[
@@ -131,6 +132,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         ]
         | None
     ) = None
+    no_auth: Annotated[
+        bool, _says("Listen on any interface without a key: whoever reaches it may use it.")
+    ] = False
     curve: (
         Annotated[
             str,
@@ -258,7 +262,6 @@ ABSENT = {
     "disk_cache_dir": "a disk cache tier",
     "lora_paths": "LoRA adapters",
     "enable_lora": "LoRA adapters",
-    "port": "the HTTP server",
     "trust_remote_code": "running code that comes with a model",
 }
 

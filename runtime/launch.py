@@ -53,7 +53,8 @@ def start(
     """Start a runtime and wait until it serves.
 
     ``settings`` are `EngineConfig`'s names and aliases. With ``listen`` the gateway also serves
-    ``tcp://host:zmq_port``. The model is fetched first when it is one of the catalog and absent.
+    ``tcp://host:zmq_port`` and ``http://host:port``. The model is fetched first when it is one of
+    the catalog and absent.
 
     Raises `BadInputError` for bad settings, `ModelError` for a model that is not there or does not
     load, `BackendError` when a process dies or takes longer than ``timeout`` seconds to start.
@@ -110,6 +111,11 @@ class Launched:
         return self.facts.get("gateway", {}).get("tokenizer")
 
     @property
+    def url(self) -> str | None:
+        """Where HTTP is served, with the port really taken."""
+        return self.facts.get("gateway", {}).get("url")
+
+    @property
     def addresses(self) -> list[str]:
         """All endpoints of the gateway, the private one first."""
         bound = self.facts.get("gateway", {}).get("addresses") or self._binds
@@ -154,7 +160,7 @@ class Launched:
             _WAIT_VARIABLE: os.environ.get(_WAIT_VARIABLE, "passive"),
         }
         served = len(self._binds) > 1
-        drain = ["--drain", str(SERVED_DRAIN_SECONDS)] if served else []
+        drain = ["--http", "--drain", str(SERVED_DRAIN_SECONDS)] if served else []
         plans = (
             ("gateway", ["--engine", self._engine_address, *drain, *bind_args], key),
             ("engine", ["--bind", self._engine_address], engine),
@@ -260,9 +266,10 @@ def _endpoint(config: EngineConfig) -> str:
         address = ipaddress.ip_address(socket.gethostbyname(config.host))
     except (OSError, ValueError) as error:
         raise BadInputError(f"host {config.host!r}: {error}", param="host") from None
-    if not address.is_loopback and not config.api_key:
+    if not address.is_loopback and not config.api_key and not config.no_auth:
         raise BadInputError(
-            f"host {config.host} can be reached from outside: set api_key", param="api_key"
+            f"host {config.host} can be reached from outside: set api_key, or no_auth",
+            param="api_key",
         )
     return f"tcp://{address}:{config.zmq_port}"
 

@@ -73,7 +73,6 @@ def test_python_dash_m_is_the_same_program():
     [
         (["nothing"], "nothing"),
         (["serve", "--tp", "2"], "tensor parallelism"),
-        (["serve", "--port", "8000"], "HTTP"),
         (["serve", "--no-such-flag"], "--no-such-flag"),
         (["serve", "--page-size", "2"], "page_size=2"),
         (["serve", "--dtype", "float8"], "expected one of auto, float32"),
@@ -125,7 +124,7 @@ def test_help_shows_every_setting_that_applies(ramet, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "200")
     code, out, _ = ramet(command, "--help")
     assert code == 0
-    left_out = {"host", "zmq_port", "curve"} if command != "serve" else set()
+    left_out = {"host", "port", "zmq_port", "no_auth", "curve"} if command != "serve" else set()
     for setting in settings():
         assert (f"--{setting.name.replace('_', '-')}" in out) == (setting.name not in left_out)
         if setting.choices and setting.name not in left_out:
@@ -228,6 +227,28 @@ def test_run_fails_with_one_where_the_program_fails(ramet, backend, tmp_path):
     assert code == 1
     assert "never" in err
     assert one_line(err)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            "import ramet as rt\n@rt.function\ndef f(s):\n    raise ValueError('a\\nb')\n",
+            "ValueError: a b",
+        ),
+        ("x = (\n", "SyntaxError"),
+        ("import no_such_module_there\n", "no_such_module_there"),
+    ],
+)
+def test_an_error_of_the_users_file_takes_one_line(ramet, backend, tmp_path, source, said):
+    path = tmp_path / "broken.py"
+    path.write_text(source)
+    code, _, err = ramet("run", str(path))
+    assert code == 1
+    assert said in err
+    assert "broken.py" in err
+    assert one_line(err)
+    assert "Traceback" in ramet("--debug", "run", str(path))[2]
 
 
 def test_settings_do_not_go_with_a_backend(ramet, program):

@@ -26,7 +26,7 @@ class Server:
 
     def __init__(self, *flags: str) -> None:
         self.process = subprocess.Popen(
-            [*RAMET, "serve", "smollm2", "--zmq-port", "0", *SMALL, *flags],
+            [*RAMET, "serve", "smollm2", "--port", "0", "--zmq-port", "0", *SMALL, *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -122,7 +122,7 @@ def test_ends_with_one_when_the_engine_is_killed_or_the_port_is_taken(serve):
     server = serve()
     port = server.address.rpartition(":")[2]
     second = subprocess.run(
-        [*RAMET, "serve", "smollm2", *SMALL, "--zmq-port", port],
+        [*RAMET, "serve", "smollm2", *SMALL, "--port", "0", "--zmq-port", port],
         capture_output=True,
         text=True,
         timeout=120,

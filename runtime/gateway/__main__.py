@@ -12,11 +12,16 @@ import asyncio
 import logging
 import signal
 import sys
+from typing import TYPE_CHECKING
 
 import zmq
 
 from ..config import EngineConfig
-from ..protocol.errors import RametError
+from ..protocol.errors import BadInputError, RametError
+
+if TYPE_CHECKING:
+    from .assembly import Gateway
+    from .http.server import HttpServer
 
 DRAIN_S = 2.0
 LINGER_MS = 500
@@ -31,35 +36,63 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--drain", type=float, default=DRAIN_S, help="seconds that running work gets at the end"
     )
+    parser.add_argument(
+        "--http", action="store_true", help="also serve HTTP at the settings' host and port"
+    )
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
     try:
         config = EngineConfig.from_json(options.config)
-        asyncio.run(_serve(config, options.engine, options.bind, options.drain))
+        asyncio.run(_serve(config, options))
     except RametError as error:
         tell_error(error)
         return 1
     return 0
 
 
-async def _serve(config: EngineConfig, engine: str, binds: list[str], drain: float) -> None:
+async def _serve(config: EngineConfig, options: argparse.Namespace) -> None:
     from .assembly import assemble
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    http = await _http(config) if options.http else None  # first: it says that the model loads
     tell_stage("tokenizer")
-    gateway = await assemble(config, engine, binds)
+    gateway = await assemble(config, options.engine, options.bind)
+    if http is not None:
+        _attach(http, gateway, config)
     tell_ready(
+        url=None if http is None else http.url,
         addresses=gateway.addresses,
         model=gateway.service.model,
         tokenizer=gateway.tokenizer_folder,
         context_length=gateway.service.executor.context_length,
     )
     await stop.wait()
-    await gateway.close(drain)
+    await gateway.close(options.drain, http)
     zmq.Context.instance().destroy(linger=LINGER_MS)  # waits until the last answers are out
+
+
+async def _http(config: EngineConfig) -> HttpServer:
+    from .http.server import HttpServer, bind_http, is_loopback
+    from .http.state import HttpState
+
+    if not is_loopback(config.host) and config.api_key is None and not config.no_auth:
+        raise BadInputError(
+            f"host {config.host} can be reached from other machines: set api_key, or no_auth",
+            param="api_key",
+        )
+    server = HttpServer(bind_http(config.host, config.port), HttpState(api_key=config.api_key))
+    await server.started()
+    return server
+
+
+def _attach(http: HttpServer, gateway: Gateway, config: EngineConfig) -> None:
+    from .http.state import Live, defaults_of
+
+    defaults = defaults_of(gateway.sampling_defaults)
+    http.state.attach(Live(gateway.service, config.model_path, gateway.tokenizer_folder, defaults))
 
 
 if __name__ == "__main__":

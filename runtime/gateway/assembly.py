@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import zmq
@@ -21,6 +22,9 @@ from .executor import EngineExecutor
 from .service import Service, ServiceLimits
 from .tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from .http.server import HttpServer
+
 
 @dataclass(slots=True)
 class Gateway:
@@ -29,10 +33,15 @@ class Gateway:
     service: Service
     addresses: list[str]
     tokenizer_folder: str | None
+    sampling_defaults: dict[str, Any]
+    """What the model's generation_config.json says."""
 
-    async def close(self, drain_s: float) -> None:
+    async def close(self, drain_s: float, http: HttpServer | None = None) -> None:
         """Give what runs ``drain_s`` seconds, then cancel it and let go of all sockets."""
-        await self.service.close(drain_s)
+        closing = [self.service.close(drain_s)]
+        if http is not None:
+            closing.append(http.close(drain_s))
+        await asyncio.gather(*closing)
         self.service.executor.engine.close()
 
 
@@ -40,7 +49,7 @@ async def assemble(config: EngineConfig, engine_address: str, binds: list[str]) 
     """Raises `BadInputError` for an address that needs a key and has none, `ModelError` for the
     tokenizer, `BackendError` for an address in use or an engine that does not answer."""
     for address in binds:
-        check_address(address, config.api_key)
+        check_address(address, config.api_key, config.no_auth)
     engine = EngineClient(engine_address)
     try:
         files = resolve(config.model_path)
@@ -67,11 +76,12 @@ async def assemble(config: EngineConfig, engine_address: str, binds: list[str]) 
         api_key=config.api_key,
         limits=limits,
     )
-    return Gateway(service, addresses, folder)
+    return Gateway(service, addresses, folder, files.generation_config())
 
 
-def check_address(address: str, api_key: str | None) -> None:
-    """Only ipc and tcp; beyond this machine only with an API key. Raises `BadInputError`."""
+def check_address(address: str, api_key: str | None, no_auth: bool = False) -> None:
+    """Only ipc and tcp; beyond this machine only with an API key or ``no_auth``. Raises
+    `BadInputError`."""
     if address.startswith("ipc://"):
         return
     if not address.startswith("tcp://"):
@@ -81,9 +91,10 @@ def check_address(address: str, api_key: str | None) -> None:
         local = ipaddress.ip_address(host).is_loopback
     except ValueError:
         local = host == "localhost"
-    if not local and api_key is None:
+    if not local and api_key is None and not no_auth:
         raise BadInputError(
-            f"{address} can be reached from other machines: set an API key", param="api_key"
+            f"{address} can be reached from other machines: set an API key, or no_auth",
+            param="api_key",
         )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -75,6 +76,8 @@ class EngineClient:
         socket.connect(address)
         self.address = address
         self.info: dict[str, Any] = {}
+        self.observe: Callable[[EngineRequest, float], None] = _unobserved
+        """Called with each request that ended, and when it began on the monotonic clock."""
         self._watch = self._loop.call_later(1.0, self._watch_silence)
 
     async def start(self, timeout_s: float = 300.0) -> dict[str, Any]:
@@ -93,6 +96,11 @@ class EngineClient:
     def gone(self) -> str | None:
         """Why the engine cannot be reached now, or ``None``."""
         return self._gone
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the engine's loop last said anything."""
+        return time.monotonic() - self._heard
 
     def new_handle(self) -> Handle:
         """A handle for a request to keep its sequence under."""
@@ -269,6 +277,8 @@ class EngineClient:
                 request.tokens.append(token)
                 if request.streaming:
                     touched.append(request)
+                elif request.first_token_at is None:
+                    request.first_token_at = self._heard
         if step.logprobs is not None:
             self._add_logprobs(step, rids)
         for piece in step.prompts:
@@ -289,6 +299,10 @@ class EngineClient:
             if request is not None and request.sampling.logprobs:
                 request.logprobs.append(value)
                 request.tops.append(step.tops.get(column))
+
+
+def _unobserved(request: EngineRequest, began: float) -> None:
+    del request, began
 
 
 def _failure(finish: Finish) -> RametError | None:

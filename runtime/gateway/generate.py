@@ -28,7 +28,7 @@ async def generate(
     """
     params = sampling_from(message.sampling)
     check_constraint(params)
-    prompt = _prompt(executor, message)
+    prompt = prompt_ids(executor, message.prompt, message.input_ids)
     first = Generation(
         executor.engine,
         executor.tokenizer,
@@ -68,16 +68,19 @@ def _piece(
     return on_piece
 
 
-def _prompt(executor: EngineExecutor, message: Generate) -> IntArray:
-    if (message.prompt is None) == (message.input_ids is None):
+def prompt_ids(
+    executor: EngineExecutor, prompt: str | None, input_ids: list[int] | bytes | None
+) -> IntArray:
+    """Ids of a text, its special tokens parsed, or ids as they are. Raises `BadInputError`."""
+    if (prompt is None) == (input_ids is None):
         raise BadInputError("give either prompt or input_ids", param="prompt")
     tokenizer = executor.tokenizer
-    if message.prompt is not None:
-        ids = tokenizer.encode(message.prompt, special=True, start=True)
+    if prompt is not None:
+        ids = tokenizer.encode(prompt, special=True, start=True)
         if not ids and tokenizer.bos_id is not None:
             ids = [tokenizer.bos_id]
         return np.asarray(ids, np.int32)
-    ids = message.input_ids or []
+    ids = input_ids or []
     if not ids:
         raise BadInputError("input_ids is empty", param="input_ids")
     if isinstance(ids, bytes):

@@ -79,6 +79,7 @@ class Generation:
                 text.more()
         finally:
             self.engine.abort(request)
+            self.engine.observe(request, began)
         finish = request.finish
         assert finish is not None
         whole = text.end(finish)

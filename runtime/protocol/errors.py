@@ -69,6 +69,12 @@ class AbortedError(BackendError):
     kind = "aborted"
 
 
+class QueueFullError(BackendError):
+    """More requests wait than are let wait; a later try may do."""
+
+    kind = "queue_full"
+
+
 _KINDS: dict[str, type[RametError]] = {
     cls.kind: cls
     for cls in (
@@ -81,6 +87,7 @@ _KINDS: dict[str, type[RametError]] = {
         GrammarError,
         BackendError,
         AbortedError,
+        QueueFullError,
     )
 }
 

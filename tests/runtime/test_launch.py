@@ -27,6 +27,7 @@ parser = argparse.ArgumentParser()
 for flag in ("--config", "--engine", "--drain"):
     parser.add_argument(flag)
 parser.add_argument("--bind", action="append")
+parser.add_argument("--http", action="store_true")
 args = parser.parse_args()
 how = os.environ.get("GATEWAY_DOES" if args.engine else "ENGINE_DOES", "serve")
 print("a line for the log", file=sys.stderr)

@@ -1,0 +1,105 @@
+"""Answers on the wire: JSON in one piece or as events, each given up when the client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ...protocol.errors import RametError
+from .errors import HttpError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_encode = msgspec.json.Encoder().encode
+DONE = b"data: [DONE]\n\n"
+
+
+def json_answer(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(_encode(data), status, headers, media_type="application/json")
+
+
+def error_answer(error: BaseException) -> Response:
+    """Any exception as its answer; one that nobody raised on purpose also goes to the log."""
+    if not isinstance(error, (HttpError, RametError)):
+        log.error("a request broke", exc_info=error)
+    known = HttpError.of(error)
+    return json_answer(known.body, known.status, known.headers)
+
+
+def event(data: Any) -> bytes:
+    return b"data: " + _encode(data) + b"\n\n"
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which is cancelled when the client goes away. The body must have
+    been read. Raises `HttpError` (499) then."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request.receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise HttpError(499, "the client went away")
+        if task.cancelled():
+            raise HttpError(499, "the request was aborted")
+        return task.result()
+    finally:
+        await _end(task, gone)
+
+
+class Events(Response):
+    """Server-sent events from a generator that has not begun. The generator is closed, and so what
+    it runs is aborted, as soon as the client goes away."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", **headers})
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+        task = asyncio.ensure_future(self._send_all(send))
+        gone = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+            if task.done() and not task.cancelled() and task.exception() is not None:
+                log.info("a stream broke off: %r", task.exception())
+        finally:
+            await _end(task, gone)
+            await self._events.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        try:
+            async for data in self._events:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        except (HttpError, RametError) as error:
+            tail = event(HttpError.of(error).body)
+            await send({"type": "http.response.body", "body": tail, "more_body": True})
+        except OSError:
+            raise
+        except Exception as error:
+            log.exception("a stream broke")
+            tail = event(HttpError.of(error).body)
+            await send({"type": "http.response.body", "body": tail, "more_body": True})
+        await send({"type": "http.response.body", "body": DONE})
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _end(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,73 @@
+"""The application: which path is handled where, and every failure in one form."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...version import version
+from . import admin
+from .answers import error_answer
+from .chat import chat_completions
+from .completions import completions
+from .errors import HttpError
+from .guard import Guard
+from .native import generate_native
+from .state import HttpState
+from .tokens import detokenize, tokenize
+
+Handler = Callable[[HttpState, Request], Awaitable[Response]]
+
+ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
+    ("/v1/completions", ("POST",), completions),
+    ("/v1/chat/completions", ("POST",), chat_completions),
+    ("/v1/models", ("GET",), admin.models),
+    ("/v1/models/{name:path}", ("GET",), admin.models),
+    ("/generate", ("POST", "PUT"), generate_native),
+    ("/tokenize", ("POST",), tokenize),
+    ("/detokenize", ("POST",), detokenize),
+    ("/health", ("GET", "HEAD"), admin.health),
+    ("/ready", ("GET", "HEAD"), admin.ready),
+    ("/metrics", ("GET",), admin.metrics),
+    ("/version", ("GET",), admin.show_version),
+    ("/server_info", ("GET",), admin.info),
+    ("/get_server_info", ("GET",), admin.info),
+    ("/get_model_info", ("GET",), admin.model_info),
+    ("/model_info", ("GET",), admin.model_info),
+    ("/abort", ("POST",), admin.abort),
+    ("/abort_request", ("POST",), admin.abort),
+    ("/flush_cache", ("GET", "POST"), admin.flush),
+)
+
+
+def make_app(state: HttpState) -> FastAPI:
+    """All endpoints over ``state``."""
+    app = FastAPI(title="ramet", version=version(), docs_url=None, redoc_url=None)
+    for path, methods, handler in ROUTES:
+        app.add_api_route(path, _endpoint(state, handler), methods=list(methods))
+    app.add_middleware(Guard, state=state)
+    app.add_exception_handler(HTTPException, _framework_error)
+    return app
+
+
+def _endpoint(state: HttpState, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        try:
+            return await handler(state, request)
+        except Exception as error:
+            return error_answer(error)
+
+    endpoint.__name__ = handler.__name__
+    endpoint.__doc__ = handler.__doc__
+    return endpoint
+
+
+async def _framework_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    text = {404: "there is nothing at this path", 405: "this path does not take this method"}
+    message = text.get(error.status_code, str(error.detail))
+    return error_answer(HttpError(error.status_code, message, headers=error.headers))

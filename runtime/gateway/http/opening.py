@@ -1,0 +1,45 @@
+"""How a request of either OpenAI kind begins: its sampling parameters, its first events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.requests import Request
+
+from ...protocol.sampling import sampling_from
+from .answers import while_connected
+from .forms import OpenAIForm
+from .state import Live
+
+
+def sampling_of(live: Live, form: OpenAIForm) -> dict[str, Any]:
+    """The request's parameters over the model's defaults. Raises `BadInputError`."""
+    given = form.sampling()
+    merged = {**live.defaults, **given}
+    sampling_from(merged).check(live.executor.tokenizer.vocab_size)
+    return merged
+
+
+async def opened(
+    request: Request, events: AsyncGenerator[bytes, None]
+) -> AsyncGenerator[bytes, None]:
+    """The same events, the first of which is there: what fails before it is an error with a status
+    of its own."""
+    try:
+        first = await while_connected(request, anext(events))
+    except BaseException:
+        await events.aclose()
+        raise
+    return _chained(first, events)
+
+
+async def _chained(
+    first: bytes, events: AsyncGenerator[bytes, None]
+) -> AsyncGenerator[bytes, None]:
+    try:
+        yield first
+        async for data in events:
+            yield data
+    finally:
+        await events.aclose()

@@ -1,0 +1,61 @@
+"""From the bytes of a body to a checked form."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from .errors import HttpError, bad, cut
+from .refused import note_unknown, refuse
+
+Form = TypeVar("Form", bound=msgspec.Struct)
+
+_DISCARD_FACTOR = 16
+
+
+async def read_form(request: Request, form: type[Form], most_bytes: int) -> Form:
+    """The body as ``form``. Raises `HttpError`: 413 for one above ``most_bytes``, 400 for what is
+    not JSON, asks for what is not supported, or has a field of a wrong type."""
+    data = await read_body(request, most_bytes)
+    try:
+        body = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise bad(f"the body is not valid JSON: {cut(str(error))}") from None
+    if not isinstance(body, dict):
+        raise bad("the body must be a JSON object")
+    return convert(body, form)
+
+
+def convert(body: dict[str, Any], form: type[Form]) -> Form:
+    refuse(body)
+    note_unknown(body, frozenset(form.__struct_fields__))
+    try:
+        return msgspec.convert(body, form)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$.")
+        name = re.split(r"[\[.]", path.rstrip("`"))[0] or None
+        raise bad(f"{path.rstrip('`') or 'body'}: {cut(message)}", name) from None
+
+
+async def read_body(request: Request, most_bytes: int) -> bytes:
+    """What is too large is read and thrown away up to a point, so that a client which sends before
+    it reads gets to see the answer."""
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size <= most_bytes:
+                parts.append(part)
+            else:
+                parts.clear()
+                if size > _DISCARD_FACTOR * most_bytes:
+                    break
+    except ClientDisconnect:
+        raise HttpError(499, "the client went away") from None
+    if size > most_bytes:
+        raise HttpError(413, f"the body is larger than {most_bytes} bytes")
+    return b"".join(parts)

@@ -1,0 +1,120 @@
+"""One HTTP request's generations: all its prompts at the same time, whole or piece by piece."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from ...protocol.errors import AbortedError, QueueFullError
+from ...protocol.messages import Generate, Generated
+from ..generate import generate
+from ..generation import all_of
+from ..request import IntArray
+from .errors import bad
+from .state import HttpState, Live
+
+Pieces = list[tuple[int, Generated]]
+
+
+class Run:
+    """``samplings`` has one set of sampling parameters a prompt. Use it once: `whole` or `pieces`.
+    Cancelled, closed or aborted, it aborts what runs in the engine."""
+
+    def __init__(
+        self,
+        state: HttpState,
+        live: Live,
+        rid: str,
+        prompts: Sequence[IntArray],
+        samplings: Sequence[dict[str, Any]],
+        cache_salt: str | None = None,
+    ) -> None:
+        samples = sum(int(sampling.get("n") or 1) for sampling in samplings)
+        if samples > state.limits.samples:
+            raise bad(f"prompts times n is {samples}, above {state.limits.samples}", "n")
+        self.rid = rid
+        self._state = state
+        self._live = live
+        self._prompts = prompts
+        self._samplings = samplings
+        self._salt = cache_salt
+        self._task: asyncio.Task[list[Generated]] | None = None
+        self._aborted = False
+        self._queue: deque[tuple[int, Generated]] = deque()
+        self._news = asyncio.Event()
+
+    def abort(self) -> None:
+        """Whoever waits for it gets an `AbortedError`."""
+        self._aborted = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def whole(self) -> list[Generated]:
+        """One result a prompt. Raises `HttpError` and what the generations raise."""
+        self._begin(stream=False)
+        try:
+            return await self._result()
+        finally:
+            await self._end()
+
+    async def pieces(self) -> AsyncGenerator[Pieces, None]:
+        """What has come since the last time, with the prompts' numbers; a prompt's last piece is
+        ``done``. Raises as `whole` does."""
+        task = self._begin(stream=True)
+        try:
+            while not task.done() or self._queue:
+                await self._news.wait()
+                self._news.clear()
+                if self._queue:
+                    batch = list(self._queue)
+                    self._queue.clear()
+                    yield batch
+            await self._result()
+        finally:
+            await self._end()
+
+    def _begin(self, stream: bool) -> asyncio.Task[list[Generated]]:
+        self._state.enter(self)
+        jobs = [self._one(number, stream) for number in range(len(self._prompts))]
+        self._task = asyncio.ensure_future(all_of(jobs))
+        self._task.add_done_callback(lambda _: self._news.set())
+        return self._task
+
+    async def _one(self, number: int, stream: bool) -> Generated:
+        message = Generate(
+            rid=self.rid,
+            input_ids=self._prompts[number].tobytes(),
+            sampling=self._samplings[number],
+            stream=stream,
+            cache_salt=self._salt,
+        )
+        program = next(self._state.numbers)
+        executor = self._live.executor
+        result = await generate(executor, message, program, lambda piece: self._put(number, piece))
+        if stream:
+            self._put(number, result)
+        return result
+
+    def _put(self, number: int, piece: Generated) -> None:
+        self._queue.append((number, piece))
+        self._news.set()
+
+    async def _result(self) -> list[Generated]:
+        assert self._task is not None
+        try:
+            return await self._task
+        except asyncio.CancelledError:
+            if self._aborted:
+                raise AbortedError("the request was aborted") from None
+            raise
+        except QueueFullError:
+            self._state.metrics.rejected()
+            raise
+
+    async def _end(self) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._state.leave(self)

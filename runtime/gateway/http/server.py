@@ -1,0 +1,103 @@
+"""The server's socket and its loop: bound before the model loads, drained at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+from collections.abc import Generator
+
+import uvicorn
+
+from ...protocol.errors import BackendError, BadInputError
+from .app import make_app
+from .state import HttpState
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 2048
+_KEEP_ALIVE_S = 75
+
+
+def bind_http(host: str, port: int) -> socket.socket:
+    """A bound TCP socket; port 0 takes a free one. Raises `BackendError`, `BadInputError`."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        raise BadInputError(f"host {host!r}: {error}", param="host") from None
+    made = socket.socket(family, kind, proto)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.listen(_BACKLOG)
+        made.setblocking(False)
+    except OSError as error:
+        made.close()
+        raise BackendError(f"cannot bind to http://{host}:{port}: {error.strerror}") from None
+    return made
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class HttpServer:
+    """Serves ``state`` on a bound socket. Make it inside the loop that it shall live on."""
+
+    def __init__(self, listening: socket.socket, state: HttpState) -> None:
+        self.state = state
+        host, port = listening.getsockname()[:2]
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        config = uvicorn.Config(
+            make_app(state),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            backlog=_BACKLOG,
+        )
+        self._server = _QuietServer(config)
+        self._socket = listening
+        self._task = asyncio.create_task(self._server.serve(sockets=[listening]))
+        self._task.add_done_callback(_say_failure)
+
+    async def started(self) -> None:
+        """Returns when connections are answered."""
+        while not self._server.started and not self._task.done():
+            await asyncio.sleep(0.005)
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Take no more work, give what runs ``drain_s`` seconds, then abort it and stop."""
+        self.state.draining = True
+        deadline = asyncio.get_running_loop().time() + drain_s
+        while self.state.runs and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+        for run in list(self.state.runs.values()):
+            run.abort()
+        self._server.config.timeout_graceful_shutdown = 2
+        self._server.should_exit = True
+        await asyncio.wait([self._task], timeout=5.0)
+        self._task.cancel()
+        self._socket.close()
+
+
+class _QuietServer(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Signals are the process's own business."""
+        yield
+
+
+def _say_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("the HTTP server ended", exc_info=error)

@@ -1,0 +1,133 @@
+"""What the endpoints share: what runs behind them once it does, and the requests under way."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..executor import EngineExecutor
+from ..service import Service
+from .errors import RETRY_AFTER, HttpError, bad, cut
+from .metrics import Metrics
+
+if TYPE_CHECKING:
+    from .run import Run
+
+SILENT_S = 20.0
+"""A loop of the engine that said nothing for so long is not healthy."""
+_FIRST_PROGRAM = 1 << 40
+_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds on what clients may ask of the server."""
+
+    body_bytes: int = 16 << 20
+    header_bytes: int = 64 << 10
+    headers: int = 200
+    requests: int = 4096
+    samples: int = 4096
+    """Of one request: prompts times ``n``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What runs behind the endpoints. ``defaults`` are the model's own sampling parameters."""
+
+    service: Service
+    model_path: str
+    tokenizer_path: str | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def executor(self) -> EngineExecutor:
+        return self.service.executor
+
+    @property
+    def model(self) -> str:
+        return self.service.model
+
+
+class HttpState:
+    """Lives as long as the server; ``live`` is ``None`` while the model loads."""
+
+    def __init__(self, limits: HttpLimits | None = None, api_key: str | None = None) -> None:
+        self.limits = limits or HttpLimits()
+        self.api_key = api_key
+        self.live: Live | None = None
+        self.draining = False
+        self.created = int(time.time())
+        self.metrics = Metrics()
+        self.runs: dict[str, Run] = {}
+        self.numbers = itertools.count(_FIRST_PROGRAM)
+
+    def attach(self, live: Live) -> None:
+        """The model is loaded: take requests."""
+        self.live = live
+        self.metrics.model = live.model
+        live.executor.engine.observe = self.metrics.finished
+
+    def now(self) -> int:
+        """Seconds since 1970, as ``created`` says them."""
+        return int(time.time())
+
+    def health(self) -> str | None:
+        """What is wrong, or ``None``."""
+        if self.live is None:
+            return "the model is loading"
+        engine = self.live.executor.engine
+        if engine.gone is not None:
+            return engine.gone
+        if engine.silent_s > SILENT_S:
+            return f"the engine has said nothing for {engine.silent_s:.0f} s"
+        return None
+
+    def need(self) -> Live:
+        """Raises `HttpError` (503) when nothing can be served now."""
+        if self.live is None:
+            raise HttpError(503, "the model is loading", headers=RETRY_AFTER)
+        if self.draining:
+            raise HttpError(503, "the server is shutting down", headers=RETRY_AFTER)
+        gone = self.live.executor.engine.gone
+        if gone is not None:
+            raise HttpError(503, gone, headers=RETRY_AFTER)
+        return self.live
+
+    def need_model(self, name: str | None) -> Live:
+        """The same, and 404 for a model that is not the served one."""
+        live = self.need()
+        if name and name != live.model:
+            raise HttpError(404, f"The model `{cut(name)}` does not exist.", param="model")
+        return live
+
+    def enter(self, run: Run) -> None:
+        """Raises `HttpError`: 429 when too much runs, 400 for an id that is in use."""
+        if len(self.runs) >= self.limits.requests:
+            self.metrics.rejected()
+            raise HttpError(429, "too many requests at a time", headers=RETRY_AFTER)
+        if run.rid in self.runs:
+            raise bad(f"request {cut(run.rid)!r} is running already", "rid")
+        self.runs[run.rid] = run
+
+    def leave(self, run: Run) -> None:
+        if self.runs.get(run.rid) is run:
+            del self.runs[run.rid]
+
+
+def defaults_of(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Sampling parameters that a model's generation_config.json sets."""
+    found = {
+        name: value
+        for name in _DEFAULTS
+        if isinstance(value := generation_config.get(name), (int, float))
+        and not isinstance(value, bool)
+    }
+    if generation_config.get("do_sample") is False:
+        for name in ("temperature", "top_p", "top_k", "min_p"):
+            found.pop(name, None)
+    return found

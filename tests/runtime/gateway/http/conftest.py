@@ -1,0 +1,82 @@
+"""A running HTTP server over the fake engine, and the clients that people use."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+from ramet.runtime.gateway.http.server import HttpServer, bind_http
+from ramet.runtime.gateway.http.state import HttpLimits, HttpState, Live
+
+
+class Site:
+    """A server on a free port, its world behind it, and a plain client of it."""
+
+    def __init__(self, world: Any, server: HttpServer, api_key: str | None) -> None:
+        self.world = world
+        self.engine = world.engine
+        self.server = server
+        self.state = server.state
+        self.url = server.url
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        limits = httpx.Limits(max_connections=None)
+        self.http = httpx.AsyncClient(
+            base_url=server.url, headers=headers, timeout=10, limits=limits
+        )
+        self.openai = AsyncOpenAI(
+            base_url=f"{server.url}/v1", api_key=api_key or "none", max_retries=0, timeout=10
+        )
+
+    async def post(self, path: str, **body: Any) -> httpx.Response:
+        return await self.http.post(path, json=body)
+
+    async def lines(self, path: str, **body: Any) -> list[str]:
+        """The data of all events of a stream."""
+        reply = await self.post(path, **body, stream=True)
+        assert reply.status_code == 200, reply.text
+        events = reply.text.split("\n\n")
+        assert events.pop() == ""
+        assert all(event.startswith("data: ") for event in events)
+        return [event.removeprefix("data: ") for event in events]
+
+    async def idle(self) -> None:
+        """Nothing of any request is left, here or in the engine."""
+        await self.world.settle(
+            lambda: not (
+                self.state.runs
+                or self.engine.running
+                or self.world.client_of_engine.in_flight
+                or self.engine.handles
+            )
+        )
+
+
+@pytest.fixture
+async def new_site(world: Any) -> AsyncIterator[Any]:
+    sites: list[Site] = []
+
+    async def make(
+        *, limits: HttpLimits | None = None, api_key: str | None = None, loading: bool = False,
+        defaults: dict[str, Any] | None = None,
+    ) -> Site:  # fmt: skip
+        state = HttpState(limits, api_key)
+        server = HttpServer(bind_http("127.0.0.1", 0), state)
+        await server.started()
+        if not loading:
+            state.attach(Live(await world.serve(), "models/fake", defaults=defaults or {}))
+        sites.append(Site(world, server, api_key))
+        return sites[-1]
+
+    yield make
+    for site in sites:
+        await site.http.aclose()
+        await site.openai.close()
+        await site.server.close()
+
+
+@pytest.fixture
+async def site(new_site: Any) -> Site:
+    return await new_site()
