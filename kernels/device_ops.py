@@ -22,6 +22,8 @@ class DeviceOps:
     summing. `k_scale`, `v_scale`: a float8 cache holds K and V divided by these.
     """
 
+    WIDE_RESIDUAL = False
+
     def __init__(
         self,
         *,

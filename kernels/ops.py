@@ -15,8 +15,13 @@ class Ops(Protocol):
     """Every tensor lies on one device and is contiguous unless said otherwise.
 
     T tokens, H hidden, D head dim, Hq query heads, Hk key heads, S sampling rows, V vocabulary.
-    Sums are in float32; results have the dtype of the input. Nothing is read back to the host.
+    Sums are in float32; results have the dtype of the input, those of norms that of the weight.
+    Nothing is read back to the host.
     """
+
+    WIDE_RESIDUAL: bool
+    """Whether the residual of 16-bit models is kept in float32: half the rounding error of a
+    forward, for more bytes moved."""
 
     def embed(self, ids: torch.Tensor, weight: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         """Rows of ``weight`` [V, H] at ``ids`` [T] int32, times ``scale``: [T, H]."""

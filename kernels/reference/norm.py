@@ -9,13 +9,12 @@ import torch.nn.functional as F
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float = 0.0
 ) -> torch.Tensor:
-    """``x / rms(x) * (weight + offset)`` over the last axis, computed in float32."""
-    if offset:
-        weight = weight.float() + offset
-    if weight.dtype == x.dtype:
+    """``x / rms(x) * (weight + offset)`` over the last axis, computed in float32; of weight's
+    dtype."""
+    if weight.dtype == x.dtype and not offset:
         return F.rms_norm(x, weight.shape, weight, eps)  # sums in float32 for half types
-    y = F.rms_norm(x.float(), weight.shape, weight.float(), eps)
-    return y.to(x.dtype)
+    y = F.rms_norm(x.float(), weight.shape, weight.float() + offset, eps)
+    return y.to(weight.dtype)
 
 
 def add_rms_norm(

@@ -19,7 +19,11 @@ from .sampling import (
     top_logprobs,
 )
 
+WIDE_RESIDUAL = True
+"""On the CPU a float32 residual costs next to nothing."""
+
 __all__ = [
+    "WIDE_RESIDUAL",
     "add_at_",
     "add_rms_norm",
     "attention",

@@ -48,6 +48,11 @@ class Decoder:
             own = self.embedding
         return own[:vocab]
 
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """[T] int32 to the residual's first state [T, H], float32 where the device keeps it so."""
+        x = self.ops.embed(ids, self.embedding, self.config.embed_scale)
+        return x.float() if self.ops.WIDE_RESIDUAL else x
+
     def rope_of(self, layer: int) -> torch.Tensor:
         """The table by which a layer rotates."""
         return self.local_cos_sin if self.config.window(layer) else self.cos_sin

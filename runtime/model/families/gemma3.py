@@ -46,7 +46,7 @@ class Gemma3Decoder(Decoder):
         kv: torch.Tensor,
     ) -> torch.Tensor:
         ops, eps, offset = self.ops, self.config.rms_eps, self.config.norm_offset
-        residual = ops.embed(ids, self.embedding, self.config.embed_scale)
+        residual = self.embed(ids)
         x = ops.rms_norm(residual, self.norms[0][0], eps, offset)
         following = [*(norms[0] for norms in self.norms[1:]), self.norm]
         for i, next_norm in enumerate(following):

@@ -45,7 +45,7 @@ class LlamaDecoder(Decoder):
         kv: torch.Tensor,
     ) -> torch.Tensor:
         config = self.config
-        residual = self.ops.embed(ids, self.embedding, config.embed_scale)
+        residual = self.embed(ids)
         for i, attention in enumerate(self.attentions):
             qkv = attention.qkv.of_norm(residual, self.attention_norms[i])
             attention.out.add_to(residual, attention.attend(qkv, positions, slots, meta, kv[i]))

@@ -21,18 +21,22 @@ CASES = json.loads(
 )["cases"]
 
 
-@pytest.fixture(scope="module")
-def runner() -> HostRunner:
+def make_runner(dtype: torch.dtype) -> HostRunner:
     files = resolve("smollm2-135m-instruct")
     config = ModelConfig.load(files)
     return HostRunner(
         config,
-        load_weights(files, config, torch.float32),
-        dtype=torch.float32,
+        load_weights(files, config, dtype),
+        dtype=dtype,
         num_slots=4096,
         max_rows=16,
         context_length=512,
     )
+
+
+@pytest.fixture(scope="module")
+def runner() -> HostRunner:
+    return make_runner(torch.float32)
 
 
 def check(case: dict[str, Any], request: Any) -> None:
@@ -58,3 +62,15 @@ def test_all_together(runner: HostRunner, driver: Any, request_of: Any, chunk: i
     requests = [request_for(case, request_of) for case in CASES]
     for case, request in zip(CASES, driver(runner, chunk=chunk).run(requests)):
         check(case, request)
+
+
+def test_bf16_logprobs_of_a_forced_continuation_are_near(driver: Any, request_of: Any) -> None:
+    runner = make_runner(torch.bfloat16)
+    gaps: list[float] = []
+    for case in CASES:
+        ids = case["prompt_token_ids"] + case["output_token_ids"]
+        (request,) = driver(runner).run([request_of(ids, 1)])
+        found = request.prompt_logprobs[len(case["prompt_token_ids"]) - 1 :]
+        gaps += [abs(a - b) for a, b in zip(found, case["output_logprobs"], strict=True)]
+    assert np.mean(gaps) < 0.02
+    assert max(gaps) < 0.25
