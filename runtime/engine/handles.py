@@ -30,7 +30,7 @@ class Handles:
         """The handle's first ``length`` tokens and then ``ids``; ``None`` if it does not have
         them."""
         kept = self._kept.get(handle)
-        if kept is None or length > len(kept[0]):
+        if kept is None or not 0 <= length <= len(kept[0]):
             return None
         return np.concatenate((kept[0][:length], ids))
 

@@ -27,10 +27,11 @@ from ..protocol.messages import (
 )
 from ..scheduler.batch import IntArray, PositionLogprobs, StepResult
 from ..scheduler.building import Planned
-from ..scheduler.request import Request, make_tokens
+from ..scheduler.request import Request
 from ..scheduler.scheduler import MustDrain, Scheduler
 from .connections import BEAT_SECONDS, Connection, Connections
 from .stops import StopMatcher
+from .submission import request_of
 
 log = logging.getLogger(__name__)
 
@@ -68,10 +69,16 @@ class Engine:
         )
 
     def run(self) -> None:
-        """Until told to shut down."""
-        while not self.stopping:
-            self.step()
-        self.connections.close()
+        """Until told to shut down. Raises what a step raised: it may have left anything half done,
+        so the engine ends. Either way the sockets close first, by which gateways know at once."""
+        try:
+            while not self.stopping:
+                self.step()
+        except Exception:
+            log.critical("step %d failed; the engine ends", self.steps, exc_info=True)
+            raise
+        finally:
+            self.connections.close()
         self.runner.close()
 
     def stop(self) -> None:
@@ -125,34 +132,21 @@ class Engine:
                 self._answer(peer, message)
 
     def _submit(self, peer: Connection, message: Submit) -> None:
-        tokens: IntArray | None = make_tokens(message.ids)
-        if message.base is not None:
-            tokens = peer.handles.extend(message.base, message.base_len, tokens)
-            if tokens is None:
-                self.connections.send(peer, NeedTokens(rid=message.rid))
-                return
-        request = Request(
-            rid=message.rid,
-            connection=peer.identity,
-            sampling=message.sampling,
-            tokens=tokens,
-            prompt_len=len(tokens),
-            namespace=message.namespace,
-            program=message.program,
-            keep=message.keep,
-        )
+        request = None
         try:
             if message.rid in peer.requests:
                 raise RametError(f"request id {message.rid} is in use")
-            if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self.runner.vocab_size:
-                raise RametError(f"token ids must be in [0, {self.runner.vocab_size})")
+            request = request_of(message, peer.identity, peer.handles, self.runner.vocab_size)
+            if request is None:
+                self.connections.send(peer, NeedTokens(rid=message.rid))
+                return
             self.scheduler.add(request)
         except RametError as error:
             peer.outbox.finish(
                 Finish(
                     rid=message.rid,
                     reason="abort",
-                    prompt_tokens=len(tokens),
+                    prompt_tokens=0 if request is None else request.prompt_len,
                     error=ErrorInfo.of(error),
                 )
             )

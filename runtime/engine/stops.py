@@ -17,16 +17,16 @@ class StopMatcher:
 
     def push(self, token: bytes) -> tuple[bytes, int] | None:
         """Add a token's bytes. Returns the stop string that completes first (the one that begins
-        first, of several), and how many bytes of output stand before it."""
+        first, of several), and how many bytes of output stand before it. Whoever goes on after a
+        hit is told of stops that end in later tokens only."""
         data = self._tail + token
         best: tuple[int, int, bytes] | None = None
         for stop in self._stops:
-            start = data.find(stop)
+            start = data.find(stop, max(0, len(self._tail) - len(stop) + 1))
             if start >= 0 and (best is None or (start + len(stop), start) < best[:2]):
                 best = (start + len(stop), start, stop)
-        if best is not None:
-            return best[2], self._offset + best[1]
+        hit = None if best is None else (best[2], self._offset + best[1])
         cut = max(0, len(data) - self._keep)
         self._offset += cut
         self._tail = data[cut:]
-        return None
+        return hit

@@ -42,7 +42,7 @@ def resolve(
         stop_ids=stop_ids,
         temperature=0.0 if params.greedy else params.temperature,
         top_p=params.top_p,
-        top_k=params.top_k,
+        top_k=min(params.top_k, tokenizer.vocab_size),
         min_p=params.min_p,
         frequency_penalty=params.frequency_penalty,
         presence_penalty=params.presence_penalty,

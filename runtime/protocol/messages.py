@@ -181,8 +181,9 @@ class EngineSampling(_Message, frozen=True, kw_only=True, tag="sampling"):
 
 class Submit(_Message, frozen=True, kw_only=True, tag="submit"):
     """Run one request. The prompt is the first ``base_len`` tokens of handle ``base`` (when given),
-    then ``ids`` (int32). With ``keep``, the finished sequence, without a sampled stop and what a
-    stop string cut, stays reachable under that handle until `Release`."""
+    then ``ids`` (int32). With ``keep``, the finished sequence, a sampled stop included, stays
+    reachable under that handle until `Release`; ``base_len`` of the next request says how much of
+    it goes on. An aborted request keeps nothing."""
 
     rid: int
     ids: bytes

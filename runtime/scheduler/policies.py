@@ -11,6 +11,9 @@ from .request import Request
 MATCHED_AT_MOST = 256
 """A policy that looks at the tree does so for this many of the oldest requests."""
 
+REMEMBERED = 65536
+"""Programs whose beginning is remembered; of older ones it is forgotten."""
+
 
 class SchedulePolicy(Protocol):
     """Orders the queue. It never drops a request; ageing is applied on top of it."""
@@ -46,14 +49,23 @@ class DepthFirst:
 
 
 class ProgramOrder:
-    """All requests of an older program before those of a younger, so that programs finish."""
+    """All requests of an older program before those of a younger, so that programs finish. A
+    program is as old as its first request, which may have ended long ago."""
+
+    def __init__(self) -> None:
+        self._began: dict[tuple[bytes, int], float] = {}
 
     def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
         del memory
-        first: dict[tuple[bytes, int], float] = {}
-        for request in waiting:
-            first.setdefault((request.connection, request.program), request.arrival)
-        return sorted(waiting, key=lambda r: (first[r.connection, r.program], r.arrival))
+        ordered = sorted(waiting, key=lambda r: (self._age(r), r.arrival))
+        while len(self._began) > REMEMBERED:
+            del self._began[next(iter(self._began))]
+        return ordered
+
+    def _age(self, request: Request) -> float:
+        if request.program == 0:  # of no program
+            return request.arrival
+        return self._began.setdefault((request.connection, request.program), request.arrival)
 
 
 POLICIES: dict[str, type[SchedulePolicy]] = {
@@ -67,9 +79,12 @@ POLICIES: dict[str, type[SchedulePolicy]] = {
 def aged_first(
     ordered: Sequence[Request], waiting: Sequence[Request], now: float, bound: float
 ) -> Sequence[Request]:
-    """Requests that have waited longer than ``bound`` seconds go before all others, oldest
-    first."""
-    if not waiting or now - waiting[0].arrival <= bound:
+    """Requests that have waited longer than ``bound`` seconds go before all others, in the order of
+    the queue: retracted ones, then by arrival."""
+    # A retracted request may be younger than the queue it stands before.
+    oldest = next((request for request in waiting if not request.retractions), None)
+    heads = [*waiting[:1], *([oldest] if oldest else [])]
+    if all(now - request.arrival <= bound for request in heads):
         return ordered
     aged = [request for request in waiting if now - request.arrival > bound]
     chosen = set(map(id, aged))

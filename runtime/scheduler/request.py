@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..memory.radix_tree import Node
+from ..protocol.errors import BadInputError
 from ..protocol.messages import EngineSampling
 from .batch import IntArray
 
@@ -66,5 +67,7 @@ class Request:
 
 
 def make_tokens(ids: bytes) -> IntArray:
-    """Token ids from a message."""
+    """Token ids from a message. Raises `BadInputError` for bytes that are not whole int32."""
+    if len(ids) % 4:
+        raise BadInputError(f"{len(ids)} bytes are not whole int32 token ids", param="ids")
     return np.frombuffer(ids, dtype="<i4").astype(np.int32)

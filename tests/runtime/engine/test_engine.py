@@ -236,10 +236,13 @@ def test_an_abort_is_exact_and_quick(started):
 
 
 def test_without_credit_steps_are_merged_not_lost(started, expected):
-    _, connect = started
+    engine, connect = started
     client = connect(credit=0)
     client.submit(1, [1, 2, 3], 30)
-    time.sleep(0.3)
+    deadline = time.monotonic() + 10
+    while not engine.totals["finished"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     client.send(Credit(steps=1))
     client.pump(lambda: 1 in client.finished)
     assert client.tokens[1] == expected([1, 2, 3], 30, VOCAB)
@@ -283,6 +286,72 @@ def test_a_bad_request_fails_alone(started):
     assert "empty" in client.finished[3].error.message
     assert "301" in client.finished[4].error.message or "300" in client.finished[4].error.message
     assert len(client.run(5, [1], 4)) == 4
+
+
+def test_a_submission_that_is_no_such_thing_fails_alone(started, expected):
+    _, connect = started
+    client = connect()
+    client.submit(1, [1, 2, 3], 60)
+    client.send(Submit(rid=2, ids=b"\0\0\0", sampling=EngineSampling(max_new_tokens=1)))
+    client.submit(3, [1], 4, top_k=1 << 40)
+    client.submit(4, [1], 4, bias_ids=(VOCAB,), bias_values=(1.0,))
+    client.submit(1 << 63, [1], 4)
+    client.pump(lambda: {1, 2, 3, 4, 1 << 63} <= set(client.finished))
+    assert "whole int32" in client.finished[2].error.message
+    assert "top_k" in client.finished[3].error.message
+    assert "bias_ids" in client.finished[4].error.message
+    assert "request ids" in client.finished[1 << 63].error.message
+    assert client.tokens == {1: expected([1, 2, 3], 60, VOCAB)}
+
+
+def test_a_stop_string_before_the_minimum_is_passed_over(started, expected):
+    _, connect = started
+    client = connect()
+    want = expected([5], 30, VOCAB)
+    text = b"".join(TOKEN_BYTES[t] for t in want)
+    early, late = text[2:4], text[20:22]
+    assert early not in text[4:], "the early one comes again: choose another prompt"
+    tokens = client.run(1, [5], 30, stops=(early, late), min_new_tokens=6)
+    finish = client.finished[1]
+    begin = text.index(late, 5)
+    assert (finish.reason, finish.matched, finish.text_bytes) == ("stop", late, begin)
+    assert tokens == want[: begin + 2]
+
+
+def test_an_aborted_request_keeps_no_handle(started):
+    _, connect = started
+    client = connect()
+    client.submit(1, [1, 2, 3], 200, keep=5)
+    client.pump(lambda: len(client.tokens.get(1, [])) > 2)
+    client.send(Abort(rids=[1]))
+    client.submit(2, [9], base=5, base_len=2)
+    client.pump(lambda: client.need == [2])
+
+
+def test_a_step_that_fails_ends_the_engine_and_tells_its_gateways(tmp_path, simulated_runner):
+    address = f"ipc://{tmp_path}/engine"
+    memory = KVMemory(512, 16)
+    scheduler = Scheduler(Limits(max_rows=4, context_length=256), memory)
+    runner = _Runner(simulated_runner(512, 16, 4, 256, VOCAB), False, 0)
+
+    def broken(batch):
+        raise RuntimeError("the device fell off")
+
+    runner.launch = broken
+    engine = Engine(runner, scheduler, Connections(address, memory.tree), TOKEN_BYTES)
+    context = zmq.Context()
+    client = Client(context, address)
+    monitor = client.socket.get_monitor_socket(zmq.Event.DISCONNECTED)
+    try:
+        client.submit(1, [1], 4)
+        with pytest.raises(RuntimeError, match="the device fell off"):
+            engine.run()
+        assert monitor.poll(5000), "the gateway was not told"
+    finally:
+        client.socket.disable_monitor()
+        monitor.close(0)
+        client.socket.close(0)
+        context.term()
 
 
 def test_a_request_id_in_use_is_refused(started):

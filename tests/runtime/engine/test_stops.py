@@ -35,3 +35,23 @@ def test_any_split_finds_the_stop_that_completes_first(data, wanted, cuts):
         assert hit is None
     else:
         assert hit == want
+
+
+@given(data=text, wanted=stops, cuts=st.lists(st.integers(0, 90), max_size=20))
+def test_who_goes_on_after_a_hit_hears_of_later_stops_only(data, wanted, cuts):
+    """Hits below the minimum are passed over; offsets stay right, and nothing comes twice."""
+    edges = sorted({0, len(data), *(c for c in cuts if c < len(data))})
+    matcher = StopMatcher(tuple(wanted))
+    for begin, end in pairwise(edges):
+        ends = [
+            (stop_end, -len(stop), stop)
+            for stop in wanted
+            for stop_end in range(begin + 1, end + 1)
+            if data[:stop_end].endswith(stop)
+        ]
+        hit = matcher.push(data[begin:end])
+        if not ends:
+            assert hit is None
+        else:
+            stop_end, _, stop = min(ends)
+            assert hit == (stop, stop_end - len(stop))

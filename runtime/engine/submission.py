@@ -1,0 +1,66 @@
+"""From a `Submit` to a `Request`, or the reason why there is none.
+
+What is wrong with one request must not reach a step, where it would be everybody's failure.
+"""
+
+from __future__ import annotations
+
+from ..protocol.errors import BadInputError
+from ..protocol.messages import EngineSampling, Submit
+from ..scheduler.batch import IntArray
+from ..scheduler.request import Request, make_tokens
+from .handles import Handles
+
+_INT32, _INT64 = 2**31, 2**63
+
+
+def request_of(
+    message: Submit, connection: bytes, handles: Handles, vocab_size: int
+) -> Request | None:
+    """The request that a message asks for; ``None`` when it builds on tokens that are not there.
+
+    Raises `BadInputError` for what no step could compute.
+    """
+    if not 0 <= message.rid < _INT64:
+        raise BadInputError(f"request ids must be in [0, 2^63), not {message.rid}", param="rid")
+    check_sampling(message.sampling, vocab_size)
+    tokens: IntArray | None = make_tokens(message.ids)
+    if message.base is not None:
+        tokens = handles.extend(message.base, message.base_len, tokens)
+        if tokens is None:
+            return None
+    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab_size:
+        raise BadInputError(f"token ids must be in [0, {vocab_size})", param="ids")
+    return Request(
+        rid=message.rid,
+        connection=connection,
+        sampling=message.sampling,
+        tokens=tokens,
+        prompt_len=len(tokens),
+        namespace=message.namespace,
+        program=message.program,
+        keep=message.keep,
+    )
+
+
+def check_sampling(sampling: EngineSampling, vocab_size: int) -> None:
+    """Raises `BadInputError` for values that the columns of a step cannot hold."""
+    for name, value, low, high in (
+        ("max_new_tokens", sampling.max_new_tokens, 0, _INT32),
+        ("min_new_tokens", sampling.min_new_tokens, 0, _INT32),
+        ("top_k", sampling.top_k, -1, _INT32),
+        ("top_logprobs", sampling.top_logprobs, 0, vocab_size + 1),
+        ("seed", sampling.seed, -_INT64, _INT64),
+    ):
+        if not low <= value < high:
+            raise BadInputError(f"{name} must be in [{low}, {high}), not {value}", param=name)
+    for name, ids in (("stop_ids", sampling.stop_ids), ("bias_ids", sampling.bias_ids)):
+        for token in ids:
+            if not 0 <= token < vocab_size:
+                raise BadInputError(
+                    f"{name}: token ids must be in [0, {vocab_size}), not {token}", param=name
+                )
+    if len(sampling.bias_ids) != len(sampling.bias_values):
+        raise BadInputError("bias_ids and bias_values must be equally many", param="bias_values")
+    if not all(sampling.stops):
+        raise BadInputError("a stop string must not be empty", param="stops")

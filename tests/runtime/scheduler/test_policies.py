@@ -1,0 +1,86 @@
+"""In which order waiting requests are taken."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from ramet.runtime.protocol.messages import EngineSampling
+from ramet.runtime.scheduler.policies import POLICIES, aged_first
+from ramet.runtime.scheduler.request import Request
+
+
+def request(rid, tokens=(1,), *, program=0, arrival=0.0, retractions=0):
+    ids = np.array(tokens, np.int32)
+    return Request(rid, b"c", EngineSampling(max_new_tokens=1), ids, len(ids), program=program,
+                   arrival=arrival, retractions=retractions)  # fmt: skip
+
+
+def rids(requests):
+    return [r.rid for r in requests]
+
+
+def test_the_longest_cached_prefix_goes_first(make_world):
+    world = make_world()
+    world.add(0, range(40), 1)
+    world.run()
+    waiting = [request(1, [7, 8]), request(2, range(20)), request(3, range(30)), request(4, [9])]
+    assert rids(POLICIES["lpm"]().order(waiting, world.memory)) == [3, 2, 1, 4]
+
+
+def test_neighbours_in_the_tree_follow_each_other(make_world):
+    waiting = [request(1, [5, 1]), request(2, [300]), request(3, [5]), request(4, [2, 9])]
+    assert rids(POLICIES["dfs"]().order(waiting, make_world().memory)) == [4, 3, 1, 2]
+
+
+def test_an_older_program_goes_first_even_when_its_first_request_is_done(make_world):
+    policy, memory = POLICIES["program"](), make_world().memory
+    policy.order([request(1, program=1, arrival=1.0)], memory)
+    waiting = [
+        request(2, program=2, arrival=2.0),
+        request(3, arrival=2.5),
+        request(4, program=1, arrival=3.0),
+        request(5, arrival=4.0),
+    ]
+    assert rids(policy.order(waiting, memory)) == [4, 2, 3, 5]
+
+
+def test_who_waited_too_long_goes_before_who_is_preferred():
+    waiting = [request(1, arrival=0.0), request(2, arrival=1.0), request(3, arrival=8.0)]
+    preferred = [waiting[2], waiting[1], waiting[0]]
+    assert rids(aged_first(preferred, waiting, 4.0, 5.0)) == [3, 2, 1]
+    assert rids(aged_first(preferred, waiting, 5.5, 5.0)) == [1, 3, 2]
+    assert rids(aged_first(preferred, waiting, 9.0, 5.0)) == [1, 2, 3]
+
+
+def test_a_young_retracted_request_does_not_hide_who_waited_too_long():
+    waiting = [request(9, arrival=7.0, retractions=1), request(1), request(2, arrival=8.0)]
+    assert rids(aged_first([waiting[2], waiting[0], waiting[1]], waiting, 9.0, 5.0)) == [1, 2, 9]
+
+
+@pytest.mark.parametrize("policy", ["lpm", "dfs"])
+def test_ageing_ends_a_starvation(make_world, policy):
+    """Newcomers that a policy prefers keep coming; the one it does not is taken all the same."""
+    world = make_world(policy=policy, rows=1)
+    world.add(0, range(30), 1)
+    world.run()
+    starved = world.add(1, range(40, 60), 1)
+    for rid in range(2, 12):
+        world.add(rid, [*range(30), rid], 1)
+        if rid == 6:
+            starved.arrival -= 60.0
+        world.step()
+        assert (1 in world.done) == (rid >= 6)
+
+
+def test_the_queue_is_not_ordered_when_no_row_is_free(make_world):
+    world = make_world(policy="lpm", rows=1)
+    world.add(0, range(30), 20)
+    world.step()
+    world.add(1, range(40, 60), 1)
+    asked = []
+    world.scheduler._policy.order = lambda waiting, memory: asked.append(1) or waiting
+    for _ in range(5):
+        world.step()
+    assert not asked
+    world.run()
+    assert {0, 1} <= set(world.done)
