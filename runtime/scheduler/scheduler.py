@@ -200,7 +200,7 @@ class Scheduler:
                 return
             left -= min(left, int(rows.target[row] - rows.computed[row]))
             yield row
-        if left <= 0 or not self.waiting:
+        if left <= 0 or not self.waiting or not rows.has_room:
             return
         self._siblings.refresh()
         for request in self._ordered():
