@@ -11,6 +11,8 @@ from ..scheduler.batch import IntArray
 from ..scheduler.request import Request, make_tokens
 from .handles import Handles
 
+MAX_STOP_IDS = 1024
+"""The request with the most sets how many every row is compared with, at every step."""
 _INT32, _INT64 = 2**31, 2**63
 
 
@@ -54,6 +56,11 @@ def check_sampling(sampling: EngineSampling, vocab_size: int) -> None:
     ):
         if not low <= value < high:
             raise BadInputError(f"{name} must be in [{low}, {high}), not {value}", param=name)
+    if len(sampling.stop_ids) > MAX_STOP_IDS:
+        raise BadInputError(
+            f"{len(sampling.stop_ids)} stop token ids; at most {MAX_STOP_IDS} are allowed",
+            param="stop_ids",
+        )
     for name, ids in (("stop_ids", sampling.stop_ids), ("bias_ids", sampling.bias_ids)):
         for token in ids:
             if not 0 <= token < vocab_size:

@@ -273,6 +273,19 @@ def test_a_lost_gateway_frees_its_work(started):
     assert other.ask(1, "info").data["pages"]["held"] == 0
 
 
+def test_a_lost_gateway_s_handles_are_released(started):
+    engine, connect = started
+    client = connect()
+    client.run(1, [1, 2, 3], keep=1)
+    nodes = list(engine.scheduler.memory.tree.nodes())
+    assert any(node.pins for node in nodes)
+    client.socket.close(0)
+    deadline = time.monotonic() + 5
+    while any(node.pins for node in nodes):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_a_bad_request_fails_alone(started):
     _, connect = started
     client = connect()

@@ -31,6 +31,7 @@ def handles():
         ({"top_logprobs": 27}, "top_logprobs"),
         ({"seed": 1 << 63}, "seed"),
         ({"stop_ids": (3, 26)}, "stop_ids"),
+        ({"stop_ids": (3,) * 1025}, "stop_ids"),
         ({"bias_ids": (-1,), "bias_values": (1.0,)}, "bias_ids"),
         ({"bias_ids": (1, 2), "bias_values": (1.0,)}, "bias_values"),
         ({"stops": (b"a", b"")}, "stops"),
