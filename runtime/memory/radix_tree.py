@@ -23,6 +23,7 @@ from .page_pool import PagePool, SlotArray
 
 TokenArray = npt.NDArray[np.int32]
 _NO_SLOTS: SlotArray = np.empty(0, np.int32)
+_MANY_ROOTS = 1024
 
 
 class Node:
@@ -74,6 +75,7 @@ class RadixTree:
         self._policy = policy or LeastRecentlyUsed()
         self._roots: dict[bytes, Node] = {}
         self._heap: list[tuple[tuple[int, ...], int, Node]] = []
+        self._sweep_at = _MANY_ROOTS
         self._clock = 0
         self._serial = 0
         self._num_nodes = 0
@@ -93,6 +95,9 @@ class RadixTree:
     def root(self, namespace: bytes = b"") -> Node:
         node = self._roots.get(namespace)
         if node is None:
+            if len(self._roots) >= self._sweep_at:
+                self._forget_empty_roots()
+                self._sweep_at = _MANY_ROOTS + 2 * len(self._roots)
             node = self._roots[namespace] = self._node(None, _NO_SLOTS, _NO_SLOTS)
         return node
 
@@ -203,10 +208,7 @@ class RadixTree:
     def clear(self) -> int:
         """Free all that nobody locks. Returns how many slots were freed."""
         freed = self.evict(self._evictable)
-        for namespace in [name for name, root in self._roots.items() if not root.children]:
-            if self._roots[namespace].lock == 0 and self._roots[namespace].pins == 0:
-                self._num_nodes -= 1
-                del self._roots[namespace]
+        self._forget_empty_roots()
         return freed
 
     def nodes(self) -> Iterator[Node]:
@@ -238,6 +240,13 @@ class RadixTree:
         for node in self.nodes():
             if node.lock == 0 and not node.children:
                 assert id(node) in offered, "an unlocked leaf that eviction cannot find"
+
+    def _forget_empty_roots(self) -> None:
+        """Namespaces come and go, one a salt; those that hold nothing are not kept."""
+        for namespace in [name for name, root in self._roots.items() if not root.children]:
+            if self._roots[namespace].lock == 0 and self._roots[namespace].pins == 0:
+                self._num_nodes -= 1
+                del self._roots[namespace]
 
     def _node(self, parent: Node | None, tokens: TokenArray, slots: SlotArray) -> Node:
         self._serial += 1

@@ -198,6 +198,28 @@ def test_namespaces_share_nothing():
     assert memory.hold(np.array([1] * 16, np.int32), b"other").length == 0
 
 
+def test_namespaces_that_hold_nothing_are_forgotten():
+    """One salt a user must not cost memory for ever; a held namespace stays what it was."""
+    memory = KVMemory(64, 16)
+    tokens = np.arange(4, dtype=np.int32)
+    held = memory.hold(tokens, b"held")
+    kept = memory.allocate(4, 0, -1)
+    kept = memory.share(held.node, tokens, kept, 0, b"held")
+    for i in range(5000):
+        name = i.to_bytes(4, "little")
+        match = memory.hold(tokens, name)
+        slots = memory.allocate(4, 0, -1)
+        match = memory.share(match.node, tokens, slots, 0, name)
+        memory.release(match.node, np.empty(0, np.int32))
+    assert len(memory.tree._roots) < 2500
+    assert memory.peek(tokens, b"held") == 4
+    memory.assert_consistent([])
+    memory.release(kept.node, np.empty(0, np.int32))
+    memory.flush()
+    assert not memory.tree._roots
+    assert memory.usage().free == memory.total
+
+
 def test_what_is_locked_is_never_evicted():
     memory = KVMemory(32, 16)
     _fill(memory, [1] * 16)
