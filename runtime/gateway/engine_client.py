@@ -217,7 +217,9 @@ class EngineClient:
     def _watch_silence(self) -> None:
         self._watch = self._loop.call_later(1.0, self._watch_silence)
         silent = time.monotonic() - self._heard
-        if self.info and silent > self._silence_s:
+        if self.info and self._gone is None and silent > self._silence_s:
+            # Nobody will read them: should the loop go on, it must not compute them for nothing.
+            self._send(Abort(rids=list(self._requests)))
             self._lost(f"the engine is gone: nothing heard for {silent:.0f} s")
 
     def _lost(self, why: str) -> None:

@@ -77,6 +77,7 @@ async def test_silence_is_noticed_and_a_beat_ends_it(world):
             await asyncio.wait_for(request.news(), 3)
         with pytest.raises(BackendError, match="nothing heard"):
             client.submit(PROMPT, SAMPLING)
+        await world.settle(lambda: request.rid in world.engine.aborted)
         world.engine.beat()
         await world.settle(lambda: client.gone is None)
     finally:
