@@ -11,7 +11,7 @@ import numpy as np
 from ..memory.kv_memory import KVMemory
 from ..memory.page_pool import SlotArray
 from ..memory.radix_tree import Node
-from ..protocol.errors import ContextLengthError, RametError
+from ..protocol.errors import ContextLengthError, QueueFullError, RametError
 from .admission import Admission
 from .batch import IntArray, NewRow
 from .building import Planned, StepBuilder
@@ -102,7 +102,7 @@ class Scheduler:
                 param="max_new_tokens",
             )
         if len(self.waiting) >= self.limits.max_waiting:
-            raise RametError(f"the queue is full ({self.limits.max_waiting} requests)")
+            raise QueueFullError(f"the queue is full ({self.limits.max_waiting} requests)")
         self._serial += 1
         request.serial = self._serial
         request.arrival = request.arrival or time.monotonic()

@@ -22,7 +22,6 @@ from ramet.runtime.gateway.executor import EngineExecutor
 from ramet.runtime.gateway.service import Service, ServiceLimits
 from ramet.runtime.gateway.token_bytes import BYTE_CHARACTERS
 from ramet.runtime.gateway.tokenizer import Tokenizer
-from ramet.runtime.protocol.wire import Wire
 from ramet.runtime.program.events import Done, Event
 from ramet.runtime.program.instructions import Instruction, Program
 from ramet.runtime.protocol.codec import client_codec, engine_codec, gateway_codec, reply_codec
@@ -46,6 +45,7 @@ from ramet.runtime.protocol.messages import (
     TopLogprobs,
     Welcome,
 )
+from ramet.runtime.protocol.wire import Wire
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

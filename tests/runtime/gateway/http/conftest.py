@@ -45,11 +45,13 @@ class Site:
     async def idle(self) -> None:
         """Nothing of any request is left, here or in the engine."""
         await self.world.settle(
-            lambda: not (
-                self.state.runs
-                or self.engine.running
-                or self.world.client_of_engine.in_flight
-                or self.engine.handles
+            lambda: (
+                not (
+                    self.state.runs
+                    or self.engine.running
+                    or self.world.client_of_engine.in_flight
+                    or self.engine.handles
+                )
             )
         )
 

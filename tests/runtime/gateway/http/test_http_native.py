@@ -1,0 +1,174 @@
+"""SGLang's form of generation, and what tools ask beside generations."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+
+async def test_generate_in_one_piece(site, scored):
+    site.engine.says("x", "y")
+    reply = await site.post(
+        "/generate", text="ab", return_logprob=True, rid="r", sampling_params={"temperature": 0}
+    )
+    answer = reply.json()
+    meta = answer["meta_info"]
+    assert answer["text"] == "xy"
+    assert answer["output_ids"] == [120, 121, site.world.tokenizer.eos_ids[0]]
+    assert meta["id"] == "r"
+    assert meta["finish_reason"]["type"] == "stop"
+    assert (meta["prompt_tokens"], meta["completion_tokens"]) == (1, 3)
+    ids = site.world.tokenizer.encode("ab")
+    value, token, text = meta["output_token_logprobs"][0]
+    assert (value, token, text) == (pytest.approx(scored(ids, 120), abs=1e-5), 120, None)
+
+
+async def test_a_batch_keeps_its_order(site):
+    asked = {"sampling_params": {"temperature": 0, "max_new_tokens": 5}}
+    batch = (await site.post("/generate", text=["ab", "cd"], **asked)).json()
+    ids = [site.world.tokenizer.encode(text) for text in ("ab", "cd")]
+    same = (await site.post("/generate", input_ids=ids, **asked)).json()
+    alone = [(await site.post("/generate", text=text, **asked)).json() for text in ("ab", "cd")]
+    assert [a["text"] for a in batch] == [a["text"] for a in alone] == [a["text"] for a in same]
+
+
+async def test_a_stream_holds_all_so_far(site):
+    asked = {"text": "ab", "sampling_params": {"temperature": 0, "max_new_tokens": 9, "seed": 1}}
+    whole = (await site.post("/generate", **asked)).json()
+    lines = await site.lines("/generate", **asked)
+    assert lines.pop() == "[DONE]"
+    events = [json.loads(line) for line in lines]
+    for before, after in itertools.pairwise(events):
+        assert after["text"].startswith(before["text"])
+        assert before["meta_info"]["finish_reason"] is None
+    assert events[-1]["text"] == whole["text"]
+    assert events[-1]["output_ids"] == whole["output_ids"]
+    assert events[-1]["meta_info"]["finish_reason"] == whole["meta_info"]["finish_reason"]
+
+
+async def test_scoring_only(site):
+    reply = await site.post(
+        "/generate",
+        text="abx",
+        return_logprob=True,
+        logprob_start_len=0,
+        sampling_params={"max_new_tokens": 0, "temperature": 0, "regex": None, "stop": []},
+    )
+    meta = reply.json()["meta_info"]
+    assert len(meta["input_token_logprobs"]) == meta["prompt_tokens"] == 2
+    assert meta["input_token_logprobs"][0][0] is None
+
+
+async def test_text_to_tokens_and_back(site):
+    tokenizer = site.world.tokenizer
+    found = (await site.post("/tokenize", prompt="ab<eos>c", return_token_strs=True)).json()
+    assert found["tokens"] == tokenizer.encode("ab<eos>c")
+    assert found["token_strs"] == ["ab", "<eos>", "c"]
+    assert (found["count"], found["max_model_len"]) == (3, 512)
+    back = (await site.post("/detokenize", tokens=found["tokens"])).json()
+    assert back["prompt"] == "ab<eos>c"
+    messages = [{"role": "user", "content": "hi"}]
+    chat = (await site.post("/tokenize", messages=messages)).json()
+    assert chat["tokens"] == tokenizer.encode(tokenizer.apply_chat_template(messages))
+    assert (await site.post("/tokenize", prompt="")).json()["tokens"] == []
+
+
+async def test_the_models_own_sampling_parameters_are_the_defaults(new_site):
+    site = await new_site(defaults={"temperature": 0.25, "top_k": 7})
+    await site.post("/v1/completions", prompt="a", max_tokens=1)
+    await site.post("/v1/completions", prompt="a", max_tokens=1, temperature=1.5)
+    first, second = (submit.sampling for submit in site.engine.submits)
+    assert (first.temperature, first.top_k) == (0.25, 7)
+    assert (second.temperature, second.top_k) == (1.5, 7)
+
+
+async def test_a_salt_makes_a_namespace_of_its_own(site):
+    for salt in (None, "a", "b", "a"):
+        await site.post("/v1/completions", prompt="a", max_tokens=1, cache_salt=salt)
+    spaces = [submit.namespace for submit in site.engine.submits]
+    assert spaces[0] == b""
+    assert spaces[1] == spaces[3]
+    assert len(set(spaces)) == 3
+
+
+async def test_what_runs_here(site):
+    assert (await site.http.get("/health")).content == b""
+    assert (await site.http.get("/ready")).status_code == 200
+    assert (await site.http.get("/version")).json()["version"]
+    info = (await site.http.get("/server_info")).json()
+    assert (info["model"], info["context_length"], info["pages"]) == ("fake", 512, {"total": 1})
+    model = (await site.http.get("/get_model_info")).json()
+    assert (model["model_path"], model["is_generation"]) == ("models/fake", True)
+    card = (await site.http.get("/v1/models")).json()["data"][0]
+    assert (card["id"], card["max_model_len"]) == ("fake", 512)
+
+
+async def test_flush_waits_or_refuses(site, monkeypatch):
+    site.engine.refuse_flush = 2
+    assert (await site.http.post("/flush_cache")).json()["success"]
+
+    async def impatient(engine):
+        return await control.flush_cache(engine, wait_s=0.05)
+
+    from ramet.runtime.gateway import control
+    from ramet.runtime.gateway.http import admin
+
+    monkeypatch.setattr(admin, "flush_cache", impatient)
+    site.engine.refuse_flush = 10**6
+    reply = await site.http.get("/flush_cache")
+    assert reply.status_code == 400
+    assert "requests are running" in reply.json()["error"]["message"]
+
+
+async def test_metrics_add_up(site):
+    site.engine.next_token = lambda tokens: 97
+    replies = await asyncio.gather(
+        *(site.post("/v1/completions", prompt="ab", max_tokens=5, n=2) for _ in range(4))
+    )
+    await site.lines("/v1/completions", prompt="cd", max_tokens=5)
+    site.engine.idle = True
+    lost = asyncio.create_task(site.post("/v1/completions", prompt="cd", max_tokens=5))
+    await site.world.settle(lambda: bool(site.engine.running))
+    lost.cancel()
+    await site.idle()
+    text = (await site.http.get("/metrics")).text
+    found = {
+        (sample.name, sample.labels.get("finished_reason")): sample
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if not sample.name.endswith("_bucket")
+    }
+
+    def value(name: str, reason: str | None = None) -> float:
+        ours, theirs = found[f"ramet:{name}", reason], found[f"vllm:{name}", reason]
+        assert ours.value == theirs.value
+        assert ours.labels["model_name"] == "fake"
+        return ours.value
+
+    generated = sum(reply.json()["usage"]["completion_tokens"] for reply in replies) + 5
+    assert value("generation_tokens_total") == generated == 45
+    assert value("prompt_tokens_total") == 10  # each sample has a prompt of its own
+    assert value("request_success_total", "length") == 9
+    assert value("request_success_total", "abort") == 1
+    assert value("e2e_request_latency_seconds_count") == 10
+    assert value("time_to_first_token_seconds_count") == 9
+    assert value("inter_token_latency_seconds_count") == 9
+    assert 0 < value("time_to_first_token_seconds_sum") < value("e2e_request_latency_seconds_sum")
+    assert value("num_requests_running") == value("num_requests_waiting") == 0
+
+
+async def test_a_server_that_stops_finishes_what_runs(new_site):
+    site = await new_site()
+    site.engine.idle = True
+    running = asyncio.create_task(site.post("/v1/completions", prompt="a", max_tokens=3))
+    await site.world.settle(lambda: bool(site.engine.running))
+    closing = asyncio.create_task(site.server.close(5.0))
+    await site.world.settle(lambda: site.state.draining)
+    assert (await site.http.get("/ready")).status_code == 503
+    site.engine.idle = False
+    assert (await running).status_code == 200
+    await closing
