@@ -28,7 +28,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: engine.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     tell_ready(**engine.facts)
-    engine.run()
+    try:
+        engine.run()
+    except Exception:
+        return 1  # the loop has logged it
     return 0
 
 
