@@ -30,7 +30,7 @@ def threads_for(size: int, num_threads: int | Literal["auto"]) -> int:
     """How many functions of a batch run at a time."""
     if num_threads == "auto":
         return min(size, max(96, 16 * (os.cpu_count() or 1)))
-    if isinstance(num_threads, bool) or num_threads < 1:
+    if isinstance(num_threads, (bool, str, float)) or num_threads < 1:
         raise BadInputError(
             f"num_threads must be 'auto' or at least 1, not {num_threads!r}", param="num_threads"
         )

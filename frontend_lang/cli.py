@@ -68,6 +68,16 @@ def _run(arguments: list[str], debug: bool) -> int:
         return _fail(str(error), 1, debug)
     except (KeyboardInterrupt, typer.Abort):
         return _INTERRUPTED
+    except Exception as error:  # most likely of the file that `ramet run` was given
+        return _fail(_described(error), 1, debug)
+
+
+def _described(error: Exception) -> str:
+    """An error nobody foresaw: what it is, and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [f"{f.filename}:{f.lineno}" for f in frames if not f.filename.startswith("<frozen")]
+    where = "" if isinstance(error, SyntaxError) or not places else f" ({places[-1]})"
+    return f"{type(error).__name__}: {error}{where}; --debug shows the trace"
 
 
 def _fail(message: str, code: int, debug: bool) -> int:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ramet.runtime.program.events import Synced, Value
 from ramet.runtime.program.instructions import Gen, Instruction, Select
-from ramet.runtime.protocol import AbortedError, BackendError, ErrorInfo, MetaInfo, RametError
+from ramet.runtime.protocol import (
+    AbortedError,
+    BackendError,
+    BadInputError,
+    ErrorInfo,
+    MetaInfo,
+    RametError,
+)
 
 from .backends import _loop
 from .backends.base import Backend, Opening, Session
@@ -31,6 +39,7 @@ class Run(Recording):
 
     def __init__(self, backend: Backend, opening: Opening, timeout: float | None = None) -> None:
         super().__init__()
+        _check(timeout, opening.cache_salt)
         self.backend = backend
         self.opening = opening
         self.stream = opening.stream
@@ -113,7 +122,10 @@ class Run(Recording):
     def _flush_armed(self) -> None:
         with self.lock:
             self._armed = False
-            self.flush()
+            try:
+                self.flush()
+            except RametError as error:  # nobody here to raise it to
+                self.abort(ErrorInfo.of(error))
 
     def _set_timer(self, seconds: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._expire, seconds)
@@ -227,6 +239,18 @@ class Run(Recording):
     def result(self) -> Any:
         """What the function returned."""
         return self.returned
+
+
+def _check(timeout: object, cache_salt: object) -> None:
+    """Raise `BadInputError` for what a run cannot begin with."""
+    if timeout is not None and (
+        isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or math.isnan(timeout)
+    ):
+        raise BadInputError(
+            f"timeout must be a number of seconds, not {timeout!r}", param="timeout"
+        )
+    if cache_salt is not None and not isinstance(cache_salt, str):
+        raise BadInputError(f"cache_salt must be a string, not {cache_salt!r}", param="cache_salt")
 
 
 def as_dicts(meta: MetaInfo | list[MetaInfo] | None) -> Any:

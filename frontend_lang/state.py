@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, cast
 
-from ramet.runtime.protocol import BackendError, ProgramError, RametError
+from ramet.runtime.program.limits import Limits
+from ramet.runtime.protocol import BackendError, BadInputError, ProgramError, RametError
 
 from . import streaming
 from .branch import Binding, Branch, Gathered, Given, Made
@@ -17,6 +18,9 @@ from .run import Run
 from .source import here
 from .streaming import StreamEvent
 from .symbols import reference
+
+MOST_STREAMS = Limits().streams
+"""Branches that one program may have."""
 
 
 class State:
@@ -41,12 +45,18 @@ class State:
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Set a variable. It may be any object; the runtime sees it as ``str(value)``."""
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise BadInputError(f"a variable's name must be a string, not {name!r}", where=here())
         self._recording.set(self._branch, name, value)
 
     def fork(self, size: int = 1) -> Forks[State]:
         """``size`` branches that share everything so far and grow apart from here on."""
-        if size < 1:
-            raise ProgramError(f"fork needs a size of at least 1, not {size!r}", where=here())
+        if not isinstance(size, int) or not 1 <= size <= MOST_STREAMS:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise BadInputError(
+                f"fork needs a size of at least 1 and at most {MOST_STREAMS}, not {size!r}",
+                param="size",
+                where=here(),
+            )
         children = self._recording.fork(self._branch, size)
         states = [State(self._recording, child, self) for child in children]
         return Forks(states, self._join)

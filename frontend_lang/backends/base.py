@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ramet.runtime.program.instructions import Instruction, Program
-from ramet.runtime.protocol import BackendError
+from ramet.runtime.protocol import BackendError, BadInputError
 
 from .store import EventStore
 
@@ -86,7 +86,9 @@ class _Default:
 
 
 def set_default_backend(backend: Backend | None) -> None:
-    """The backend of every run that names none."""
+    """The backend of every run that names none; None takes it away."""
+    if backend is not None:
+        _check(backend)
     _Default.backend = backend
 
 
@@ -95,4 +97,13 @@ def default_backend(backend: Backend | None = None) -> Backend:
     chosen = backend if backend is not None else _Default.backend
     if chosen is None:
         raise BackendError("no backend: pass backend= or call ramet.set_default_backend()")
-    return chosen
+    return _check(chosen)
+
+
+def _check(backend: object) -> Backend:
+    if not isinstance(backend, Backend):
+        raise BadInputError(
+            f"backend must be a Runtime, a RuntimeEndpoint or the like, not {backend!r}",
+            param="backend",
+        )
+    return backend

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ramet.runtime.protocol import ErrorInfo, MetaInfo
+from ramet.runtime.protocol import BadInputError, ErrorInfo, MetaInfo
 from ramet.runtime.protocol.messages import AbortGenerate, Generated
 
 from . import _loop
@@ -112,6 +112,8 @@ class GeneratingBackend(Backend):
 
     def abort(self, rid: str) -> None:
         """Abort exactly the request with this id; its caller gets an `AbortedError`."""
+        if not isinstance(rid, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise BadInputError(f"rid must be a string, not {rid!r}", param="rid")
         _loop.soon(self.connection().send, AbortGenerate(rid=rid))
 
 

@@ -40,6 +40,10 @@ def jobs_for(
     rids = _spread(rid, len(prompts), "rid", str)
     if many and isinstance(rid, str):
         raise BadInputError("a list of prompts needs a list of rids", param="rid")
+    if not isinstance(stream, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BadInputError(f"stream must be True or False, not {stream!r}", param="stream")
+    if cache_salt is not None and not isinstance(cache_salt, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BadInputError(f"cache_salt must be a string, not {cache_salt!r}", param="cache_salt")
     extra: dict[str, Any] = {}
     if return_logprob or top_logprobs_num:
         extra["return_logprob"] = True
@@ -71,10 +75,9 @@ def _prompts(prompt: Any, input_ids: Any) -> tuple[list[str | bytes], bool]:
     if prompt is not None:
         if isinstance(prompt, str):
             return [prompt], False
-        texts = list(prompt)
-        if not all(isinstance(text, str) for text in texts):
+        if not isinstance(prompt, Sequence) or not all(isinstance(text, str) for text in prompt):  # pyright: ignore
             raise BadInputError("prompt must be a string or a list of strings", param="prompt")
-        return cast("list[str | bytes]", texts), True
+        return list(cast("Sequence[str]", prompt)), True
     try:
         rows = list(input_ids)
         if rows and not hasattr(rows[0], "__len__"):
@@ -104,7 +107,14 @@ def _spread(value: Any, count: int, name: str, one: type) -> list[Any]:
     """A value for each prompt, from one for all or a list with one each."""
     if value is None or isinstance(value, one):
         return [value] * count
-    values = list(value)
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise BadInputError(f"{name} must be a {one.__name__} or a list, not {value!r}", param=name)
+    values = list(cast("Sequence[Any]", value))
+    for item in values:
+        if item is not None and not isinstance(item, one):
+            raise BadInputError(
+                f"{name} must hold a {one.__name__} for each prompt, not {item!r}", param=name
+            )
     if len(values) != count:
         raise BadInputError(f"{len(values)} {name} for {count} prompts", param=name)
     return values

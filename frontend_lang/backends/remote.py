@@ -151,7 +151,6 @@ class RemoteSession(Session):
             message = AppendProgram(pid=self._pid, instructions=data, closed=closed)
             _loop.soon(self._post, message)
             return
-        self._opened = True
         fields: dict[str, Any] = {
             "pid": self._pid,
             "args": opening.args,
@@ -163,6 +162,7 @@ class RemoteSession(Session):
         if opening.registered is None:
             program = Program(instructions=tuple(instructions), name=opening.name)
             fields["program"] = raw(program)
+        self._opened = True
         _loop.soon(self._open, fields)
 
     def cancel(self) -> None:
@@ -175,7 +175,12 @@ class RemoteSession(Session):
             return
         self._connection.programs[self._pid] = self.store
         if self._opening.registered is not None:
-            fields["key"] = self._key(self._opening.registered)
+            try:
+                fields["key"] = self._key(self._opening.registered)
+            except RametError as error:
+                self._connection.programs.pop(self._pid, None)
+                self.store.fail(ErrorInfo.of(error))
+                return
         self._post(OpenProgram(**fields))
 
     def _key(self, program: Program) -> int:
@@ -183,8 +188,8 @@ class RemoteSession(Session):
         known = self._connection.registered
         if id(program) not in known:
             key = next(self._connection.numbers)
-            known[id(program)] = (key, program)
             self._connection.send(RegisterProgram(key=key, program=raw(program)))
+            known[id(program)] = (key, program)
         return known[id(program)][0]
 
     def _post(self, message: Any) -> None:

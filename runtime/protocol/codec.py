@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from .errors import BackendError
+from .errors import BackendError, BadInputError
 from .messages import ClientMessage, EngineMessage, EngineReply, GatewayMessage
 
 MAX_MESSAGE_BYTES = 256 << 20
@@ -23,7 +23,8 @@ class Codec(Generic[M]):
         self.max_bytes = max_bytes
 
     def encode(self, message: M) -> bytes:
-        return _encoder.encode(message)
+        """Raises `BadInputError` for what no message can carry."""
+        return _encoded(message)
 
     def decode(self, data: bytes | memoryview) -> M:
         """Raises `BackendError` saying what was wrong: size, msgpack, tag, a field's type."""
@@ -42,5 +43,16 @@ reply_codec: Codec[EngineReply] = Codec(EngineReply)
 
 
 def raw(value: Any) -> msgspec.Raw:
-    """Plain data inside a message: encoded now, decoded by whoever knows its type."""
-    return msgspec.Raw(_encoder.encode(value))
+    """Plain data inside a message: encoded now, decoded by whoever knows its type. Raises
+    `BadInputError` for what no message can carry."""
+    return msgspec.Raw(_encoded(value))
+
+
+def _encoded(value: Any) -> bytes:
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError as error:
+        half = error.object[error.start : error.end]
+        raise BadInputError(f"text holds half a character, {half!r}, which is no Unicode") from None
+    except (OverflowError, TypeError, ValueError, RecursionError) as error:
+        raise BadInputError(f"a value cannot be sent: {error}") from None

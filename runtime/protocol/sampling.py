@@ -67,6 +67,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name in _FLOATS:
             if not math.isfinite(getattr(self, name)):
                 raise _bad(name, getattr(self, name), "a finite number")
+        for name in _INTS:
+            if not -(2**63) <= (getattr(self, name) or 0) < 2**63:
+                raise _bad(name, getattr(self, name), "a 64-bit integer")
         if self.max_new_tokens is not None and self.max_new_tokens < 0:
             raise _bad("max_new_tokens", self.max_new_tokens, ">= 0")
         if self.min_new_tokens < 0 or (
@@ -88,8 +91,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise _bad(name, getattr(self, name), "in [-2, 2]")
         if not 0 < self.repetition_penalty <= 2:
             raise _bad("repetition_penalty", self.repetition_penalty, "in (0, 2]")
-        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
-            raise _bad("seed", self.seed, "a 64-bit integer")
         if not 0 <= self.top_logprobs_num <= MAX_TOP_LOGPROBS:
             raise _bad("top_logprobs_num", self.top_logprobs_num, f"in [0, {MAX_TOP_LOGPROBS}]")
         if self.logprob_start_len < -1:
@@ -99,7 +100,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for text in self.stop:
             if not text:
                 raise _bad("stop", text, "non-empty strings")
-            if len(text.encode("utf-8", "surrogatepass")) > MAX_STOP_BYTES:
+            try:
+                size = len(text.encode())
+            except UnicodeEncodeError:
+                raise _bad("stop", text, "text without half characters") from None
+            if size > MAX_STOP_BYTES:
                 raise _bad("stop", text[:40] + "…", f"strings of at most {MAX_STOP_BYTES} bytes")
         if vocab_size is not None:
             for name, ids in (
@@ -122,6 +127,15 @@ _FLOATS = (
     "frequency_penalty",
     "presence_penalty",
     "repetition_penalty",
+)
+_INTS = (
+    "max_new_tokens",
+    "min_new_tokens",
+    "n",
+    "top_k",
+    "seed",
+    "logprob_start_len",
+    "top_logprobs_num",
 )
 FIELDS = frozenset(SamplingParams.__struct_fields__)
 

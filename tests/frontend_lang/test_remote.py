@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
@@ -147,7 +148,10 @@ class Gateway:
             error = ErrorInfo("context_length", "100 tokens; 99 fit", param="prompt")
             yield GenerateFailed(rid=message.rid, error=error)
             return
-        text = message.prompt if message.prompt is not None else f"{message.input_ids}"
+        ids = message.input_ids
+        if isinstance(ids, bytes):
+            ids = list(struct.unpack(f"<{len(ids) // 4}i", ids))
+        text = message.prompt if message.prompt is not None else f"{ids}"
         count = message.sampling.get("n", 1)
 
         def meta(ids: list[int], done: bool) -> MetaInfo:
@@ -455,6 +459,17 @@ async def test_generate_async(gateway):
         ({"prompt": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
         ({"prompt": ["a", "b"], "rid": "same"}, "rid"),
         ({"prompt": ["a", "b"], "rid": ["same", "same"]}, "rid"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": {"a": 1}}, "prompt"),
+        ({"prompt": "a", "sampling_params": 5}, "sampling_params"),
+        ({"prompt": ["a"], "sampling_params": [5]}, "sampling_params"),
+        ({"prompt": "a", "sampling_params": {"max_new_tokens": 10**30}}, "max_new_tokens"),
+        ({"prompt": "a", "sampling_params": {"top_k": 2**70}}, "top_k"),
+        ({"prompt": "a", "sampling_params": {"stop": "\ud83d"}}, "stop"),
+        ({"prompt": "a", "rid": 5}, "rid"),
+        ({"prompt": ["a"], "rid": [5]}, "rid"),
+        ({"prompt": "a", "cache_salt": 5}, "cache_salt"),
+        ({"prompt": "a", "stream": "yes"}, "stream"),
     ],
 )
 def test_bad_input_names_itself(gateway, kwargs, named):
@@ -464,6 +479,33 @@ def test_bad_input_names_itself(gateway, kwargs, named):
             remote.generate(**kwargs)
         assert caught.value.param == named
         assert not any(isinstance(m, Generate) for m in server.got)
+
+
+def test_a_rid_to_abort_is_a_string(gateway):
+    with RemoteBackend(gateway().address) as remote, pytest.raises(rt.BadInputError, match="rid"):
+        remote.abort(5)
+
+
+def _half(s):
+    s += "half \ud83d" + rt.gen("x")
+
+
+def _half_sent_by_the_loop(s):
+    s += "half \ud83d" + rt.gen("x")
+    time.sleep(0.2)
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("body", [_half, _half_sent_by_the_loop])
+def test_half_a_character_is_an_error_and_costs_others_nothing(gateway, body, compiles):
+    """What no message can carry is refused here, whichever thread comes to send it."""
+    with RemoteBackend(gateway().address) as remote:
+        program = rt.function(body)
+        with pytest.raises(rt.BadInputError, match="half a character"):
+            (program.compile() if compiles else program).run(backend=remote, timeout=10)["x"]
+        with pytest.raises(rt.BadInputError, match="half a character"):
+            remote.generate("\ud83d")
+        assert remote.generate("ab")["text"] == "ab"
 
 
 def test_errors_of_generate(gateway):

@@ -43,6 +43,35 @@ def test_what_cannot_be_appended_names_the_line(scripted, bad):
         assert "None" in str(caught.value)
 
 
+@pytest.mark.parametrize("size", [0, -1, 1.5, "2", None, 10**7])
+def test_forks_of_no_such_size(scripted, size):
+    with pytest.raises(rt.BadInputError, match=r"fork needs.*test_state\.py:\d+"):
+        _run(lambda s: s.fork(size), scripted())
+
+
+def test_a_variable_is_named_by_a_string(scripted):
+    with pytest.raises(rt.BadInputError, match=r"not 5.*test_state\.py:\d+"):
+        _run(lambda s: s.__setitem__(5, "a"), scripted())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("timeout", "a"), ("timeout", float("nan")), ("timeout", True), ("cache_salt", 5)],
+)
+def test_what_a_run_cannot_begin_with(scripted, name, value):
+    with pytest.raises(rt.BadInputError) as caught:
+        _run(lambda s: None, scripted(), **{name: value})
+    assert caught.value.param == name
+
+
+def test_a_backend_is_one():
+    for backend in (5, "tcp://x", rt.Runtime):
+        with pytest.raises(rt.BadInputError, match="backend must be"):
+            _run(lambda s: None, backend)
+        with pytest.raises(rt.BadInputError, match="backend must be"):
+            rt.set_default_backend(backend)
+
+
 def test_a_value_never_generated_names_itself_and_the_known(scripted):
     state = _run(lambda s: s.__iadd__(rt.gen("a") + rt.gen("b")), scripted({"a": "1", "b": "2"}))
     with pytest.raises(KeyError, match=r"'c'.*a, b") as caught:
