@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -35,6 +36,7 @@ class Runtime(RemoteBackend):
         from ramet.runtime import launch
 
         self._stopping = threading.Event()
+        self._owner = os.getpid()
         self.launched = launch.start(
             {"model_path": model_path, **settings}, on_progress=on_progress, on_log=on_log
         )
@@ -55,6 +57,8 @@ class Runtime(RemoteBackend):
         self.launched.stop()
 
     def _check_alive(self) -> None:
+        if os.getpid() != self._owner:
+            return  # a fork cannot tell: the processes are its parent's children
         error = self.launched.check()
         if error is not None:
             raise error.exception()

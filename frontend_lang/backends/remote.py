@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,8 @@ class RemoteBackend(GeneratingBackend):
         self._connection: Connection | None = None
         self._welcome: Welcome | None = None
         self._closed = False
+        self._pid = os.getpid()
+        self._inherited: list[Connection | None] = []
         self._tokenizer: Any = None
         self.connection()
 
@@ -80,6 +83,8 @@ class RemoteBackend(GeneratingBackend):
 
     def connection(self) -> Connection:
         """The living connection; made anew if the last one was lost."""
+        if self._pid != os.getpid():
+            self._leave_to_parent()
         found = self._connection
         if found is not None and found.lost is None:
             return found
@@ -91,6 +96,14 @@ class RemoteBackend(GeneratingBackend):
                 found, self._welcome = self._connected()
                 self._connection = found
             return found
+
+    def _leave_to_parent(self) -> None:
+        """In a fork: the connection is the parent's, which would hang if a message of ours came
+        between. It is never used nor freed here; a connection of our own is made."""
+        self._inherited.append(self._connection)
+        self._lock = threading.Lock()  # a thread that held it was not forked
+        self._connection = None
+        self._pid = os.getpid()
 
     def _connected(self) -> tuple[Connection, Welcome]:
         """Wait for a new connection, but only while there is a server to be waited for."""
@@ -129,6 +142,8 @@ class RemoteBackend(GeneratingBackend):
 
     def _drop(self, error: ErrorInfo) -> None:
         self._closed = True
+        if self._pid != os.getpid():
+            self._leave_to_parent()
         connection = self._connection
         if connection is not None and connection.lost is None:
             _loop.soon(connection.close, error)

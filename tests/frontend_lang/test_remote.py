@@ -508,6 +508,28 @@ def test_half_a_character_is_an_error_and_costs_others_nothing(gateway, body, co
         assert remote.generate("ab")["text"] == "ab"
 
 
+def test_a_fork_of_the_process_connects_anew(gateway):
+    """What the child does, its shutdown included, is no matter of the parent's connection."""
+    code = (
+        "import os, sys, ramet as rt\n"
+        "remote = rt.RuntimeEndpoint(sys.argv[1])\n"
+        "assert remote.generate('ab')['text'] == 'ab'\n"
+        "for use in (True, False):\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0:\n"
+        "        said = [remote.generate(t)['text'] for t in ('cd', 'ef')] if use else 0\n"
+        "        remote.shutdown()\n"
+        "        os._exit(0 if said in (['cd', 'ef'], 0) else 1)\n"
+        "    assert os.waitpid(pid, 0)[1] == 0\n"
+        "    for text in ('gh', 'ij', 'kl'):\n"
+        "        assert remote.generate(text)['text'] == text\n"
+        "print('done')\n"
+    )
+    command = [sys.executable, "-P", "-c", code, gateway().address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert done.stdout == "done\n", done.stderr
+
+
 def test_errors_of_generate(gateway):
     with RemoteBackend(gateway().address) as remote:
         with pytest.raises(rt.ContextLengthError, match="99 fit"):
