@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ...protocol.errors import RametError
 from .errors import HttpError
@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
+SEND_S = 60.0
+"""A client that takes nothing for so long is as good as gone."""
 DONE = b"data: [DONE]\n\n"
 
 
@@ -76,7 +78,11 @@ class Events(Response):
             await _end(task, gone)
             await self._events.aclose()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, really_send: Send) -> None:
+        async def send(message: Message) -> None:
+            async with asyncio.timeout(SEND_S):
+                await really_send(message)
+
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         try:
@@ -85,7 +91,7 @@ class Events(Response):
         except (HttpError, RametError) as error:
             tail = event(HttpError.of(error).body)
             await send({"type": "http.response.body", "body": tail, "more_body": True})
-        except OSError:
+        except OSError:  # a timeout too: nobody is there to be told
             raise
         except Exception as error:
             log.exception("a stream broke")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any, TypeVar
 
@@ -13,6 +14,8 @@ from .refused import note_unknown, refuse
 
 Form = TypeVar("Form", bound=msgspec.Struct)
 
+BODY_S = 60.0
+"""A body takes no longer to come."""
 _DISCARD_FACTOR = 16
 
 
@@ -46,14 +49,17 @@ async def read_body(request: Request, most_bytes: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     try:
-        async for part in request.stream():
-            size += len(part)
-            if size <= most_bytes:
-                parts.append(part)
-            else:
-                parts.clear()
-                if size > _DISCARD_FACTOR * most_bytes:
-                    break
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                size += len(part)
+                if size <= most_bytes:
+                    parts.append(part)
+                else:
+                    parts.clear()
+                    if size > _DISCARD_FACTOR * most_bytes:
+                        break
+    except TimeoutError:
+        raise HttpError(408, f"the body did not come within {BODY_S:g} s") from None
     except ClientDisconnect:
         raise HttpError(499, "the client went away") from None
     if size > most_bytes:

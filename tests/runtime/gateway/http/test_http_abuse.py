@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ramet.runtime.gateway import detokenizer
+from ramet.runtime.gateway.http import answers, reading
 from ramet.runtime.gateway.http.state import HttpLimits
 
 COMPLETION = {"model": "fake", "prompt": "ab", "max_tokens": 4}
@@ -228,6 +230,31 @@ async def test_100_clients_that_go_away(site):
     await site.idle()
     assert (await site.post("/v1/completions", **COMPLETION)).status_code == 200
     assert all(finish.reason != "stop" for finish in site.engine.finished[:-1])
+
+
+async def test_a_client_that_does_not_read_is_given_up(site, monkeypatch):
+    monkeypatch.setattr(answers, "SEND_S", 0.2)
+    word = "word " * 4000
+    monkeypatch.setattr(detokenizer.Detokenizer, "push", lambda self, tokens: self._keep(word))
+    site.engine.next_token = lambda tokens: 97
+    parts = urlsplit(site.url)
+    data = json.dumps({**COMPLETION, "max_tokens": 500, "stream": True}).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    _, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1000)
+    writer.write(head.encode() + data)
+    await site.world.settle(lambda: bool(site.state.runs))
+    await site.idle()
+    writer.transport.abort()
+
+
+async def test_a_body_that_never_comes_is_given_up(site, monkeypatch):
+    monkeypatch.setattr(reading, "BODY_S", 0.1)
+
+    async def slow():
+        yield b"{"
+        await asyncio.sleep(0.5)
+
+    checked(await site.http.post(COMPLETIONS, content=slow()), 408)
 
 
 VALUES = st.recursive(
