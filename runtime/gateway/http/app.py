@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
+import msgspec
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from ...version import version
 from . import admin
@@ -15,10 +17,29 @@ from .answers import error_answer
 from .chat import chat_completions
 from .completions import completions
 from .errors import HttpError
+from .forms import (
+    AbortForm,
+    ChatForm,
+    CompletionForm,
+    DetokenizeForm,
+    NativeForm,
+    TokenizeForm,
+)
 from .guard import Guard
 from .native import generate_native
 from .state import HttpState
 from .tokens import detokenize, tokenize
+
+FORMS: dict[str, type[msgspec.Struct]] = {
+    "/v1/completions": CompletionForm,
+    "/v1/chat/completions": ChatForm,
+    "/generate": NativeForm,
+    "/tokenize": TokenizeForm,
+    "/detokenize": DetokenizeForm,
+    "/abort": AbortForm,
+    "/abort_request": AbortForm,
+}
+"""What each path takes as its body."""
 
 Handler = Callable[[HttpState, Request], Awaitable[Response]]
 
@@ -48,10 +69,39 @@ def make_app(state: HttpState) -> FastAPI:
     """All endpoints over ``state``."""
     app = FastAPI(title="ramet", version=version(), docs_url=None, redoc_url=None)
     for path, methods, handler in ROUTES:
-        app.add_api_route(path, _endpoint(state, handler), methods=list(methods))
+        for method in methods:
+            app.add_api_route(
+                path,
+                _endpoint(state, handler),
+                methods=[method],
+                response_class=JSONResponse,
+                operation_id=f"{method.lower()}{path.replace('/', '_')}",
+                openapi_extra=_described(path),
+            )
     app.add_middleware(Guard, state=state)
     app.add_exception_handler(HTTPException, _framework_error)
     return app
+
+
+def _described(path: str) -> dict[str, Any] | None:
+    """The body of a path for its entry in the server's own OpenAPI description."""
+    form = FORMS.get(path)
+    if form is None:
+        return None
+    (schema,), components = msgspec.json.schema_components([form], ref_template="{name}")
+    whole = _inlined(schema, components)
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": whole}}}}
+
+
+def _inlined(schema: Any, components: dict[str, Any]) -> Any:
+    """A schema with the parts that it refers to put in their places."""
+    if isinstance(schema, list):
+        return [_inlined(item, components) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inlined(components[schema["$ref"]], components)
+    return {name: _inlined(value, components) for name, value in schema.items()}
 
 
 def _endpoint(state: HttpState, handler: Handler) -> Callable[[Request], Awaitable[Response]]:

@@ -8,6 +8,8 @@ import json
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from ramet.runtime.gateway.http.server import bind_http, is_loopback
+from ramet.runtime.protocol.errors import BackendError, BadInputError
 
 
 async def test_generate_in_one_piece(site, scored):
@@ -122,6 +124,38 @@ async def test_flush_waits_or_refuses(site, monkeypatch):
     reply = await site.http.get("/flush_cache")
     assert reply.status_code == 400
     assert "requests are running" in reply.json()["error"]["message"]
+
+
+async def test_the_server_describes_its_bodies(site):
+    paths = (await site.http.get("/openapi.json")).json()["paths"]
+    body = paths["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]
+    assert body["schema"]["required"] == ["messages"]
+    assert "temperature" in body["schema"]["properties"]
+    assert set(paths) >= {"/v1/completions", "/generate", "/health", "/metrics"}
+
+
+async def test_a_silent_engine_is_not_healthy(site):
+    site.world.client_of_engine._heard -= 30
+    reply = await site.http.get("/health")
+    assert reply.status_code == 503
+    assert "nothing for 30 s" in reply.json()["error"]["message"]
+    site.engine.beat()
+    await site.world.settle(lambda: site.state.health() is None)
+    assert (await site.http.get("/health")).status_code == 200
+
+
+def test_where_it_listens():
+    for host, local in (
+        ("127.0.0.1", True),
+        ("localhost", True),
+        ("::1", True),
+        ("0.0.0.0", False),
+    ):
+        assert is_loopback(host) == local
+    with bind_http("127.0.0.1", 0) as taken, pytest.raises(BackendError, match="in use"):
+        bind_http("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(BadInputError, match="no-such-host"):
+        bind_http("no-such-host.invalid", 0)
 
 
 async def test_metrics_add_up(site):

@@ -51,6 +51,10 @@ def test_other_machines_need_a_key(address, key, allowed):
             check_address(address, key)
 
 
+def test_other_machines_may_be_let_in_without_one():
+    check_address("tcp://0.0.0.0:7411", None, no_auth=True)
+
+
 def _start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "ramet.runtime.gateway", *arguments],
