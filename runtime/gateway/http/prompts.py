@@ -19,6 +19,7 @@ from .errors import bad, cut
 
 MOST_MESSAGES = 4096
 _LONG_CHARACTERS = 50_000
+_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")  # templates print it among their markers
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -61,8 +62,8 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...
     contents: list[str] = []
     for number, message in enumerate(messages):
         role = message.get("role")
-        if not isinstance(role, str) or not role:
-            raise bad(f"messages[{number}].role must be a string", "messages")
+        if not isinstance(role, str) or not _ROLE.fullmatch(role):
+            raise bad(f"messages[{number}].role must be the name of a role", "messages")
         if message.get("tool_calls"):
             raise bad(f"messages[{number}].tool_calls: tools are not supported yet", "messages")
         roles.append("system" if role == "developer" else role)

@@ -57,7 +57,9 @@ WRONG = (
     )),
     (CHATS, CHAT, (
         {"messages": []}, {"messages": "hello"}, {"messages": [{"content": "a"}]},
-        {"messages": [{"role": "user"}]},
+        {"messages": [{"role": "user"}]}, {"messages": [{"role": "a<eos>", "content": "b"}]},
+        {"messages": [{"role": "\ue0007\ue001", "content": "b"}]},
+        {"messages": [{"role": ["user"], "content": "b"}]},
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         {"response_format": {"type": "json_object"}}, {"tools": []},
         {"tools": [{"type": "function"}]}, {"tool_choice": "required"}, {"top_logprobs": 2},
