@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -22,14 +23,11 @@ GREEDY = {"temperature": 0.0, "max_new_tokens": 48}
 
 class Server:
     def __init__(self, *flags: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.address = f"tcp://127.0.0.1:{port}"
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-P", "-m", "ramet", "serve", "smollm2-135m-instruct"),
-                *("--dtype", "float32", "--max-total-tokens", "4096", "--zmq-port", str(port)),
+                *("--dtype", "float32", "--max-total-tokens", "4096"),
+                *("--zmq-port", "0", "--port", "0"),
                 *flags,
             ],
             stdout=subprocess.PIPE,
@@ -39,7 +37,9 @@ class Server:
         )
         assert self.process.stdout is not None
         said = self.process.stdout.readline()
-        assert self.address in said, said
+        found = re.search(r"tcp://127\.0\.0\.1:\d+", said)
+        assert found is not None, said
+        self.address = found[0]
 
     def stop(self, number: int, seconds: float) -> int:
         self.process.send_signal(number)
