@@ -224,7 +224,8 @@ class Engine:
             assert request is not None
             if bad[i]:
                 error = RametError("the model produced NaN logits for this request")
-                self._finish(request, "abort", error=ErrorInfo.of(error))
+                # Its KV may hold NaNs too: a retry must not find it cached.
+                self._finish(request, "abort", error=ErrorInfo.of(error), poisoned=True)
             elif stopped[i]:
                 self._finish(request, "stop", matched=int(tokens[i]))
             elif rows.stop_strings[at[i]] and (
@@ -283,10 +284,11 @@ class Engine:
         text_bytes: int = -1,
         error: ErrorInfo | None = None,
         removed: bool = False,
+        poisoned: bool = False,
     ) -> None:
         """End a request: give back its row and KV, keep its stream if wanted, tell its gateway."""
         self._matchers.pop(request.serial, None)
-        node = None if removed else self.scheduler.remove(request)
+        node = None if removed else self.scheduler.remove(request, poisoned=poisoned)
         peer = self.connections[request.connection]
         peer.requests.pop(request.rid, None)
         cached = max(request.cached_tokens, 0)

@@ -104,7 +104,7 @@ class RadixTree:
     def match(self, tokens: TokenArray, namespace: bytes = b"") -> Match:
         """The longest cached prefix of ``tokens``. Splits an edge that it ends inside."""
         self._clock += 1
-        node, parts, _ = self._walk(self.root(namespace), tokens, split=True)
+        node, parts, _ = self._walk(self.root(namespace), tokens, hit=1)
         slots = np.concatenate(parts) if len(parts) > 1 else parts[0] if parts else _NO_SLOTS
         return Match(node, slots)
 
@@ -132,7 +132,7 @@ class RadixTree:
         the tree's."""
         assert len(tokens) == len(slots)
         self._clock += 1
-        node, parts, done = self._walk(self.root(namespace), tokens, split=True)
+        node, parts, done = self._walk(self.root(namespace), tokens, hit=0)
         if done:
             held = np.concatenate(parts) if len(parts) > 1 else parts[0]
             mine = slots[:done]
@@ -205,6 +205,13 @@ class RadixTree:
             freed += self._remove(node)
         return freed
 
+    def drop(self, node: Node) -> None:
+        """Forget the tail of a path, from ``node`` up to what others hold or continue from."""
+        while node.parent is not None and not node.lock and not node.children:
+            parent = node.parent
+            self._remove(node)
+            node = parent
+
     def clear(self) -> int:
         """Free all that nobody locks. Returns how many slots were freed."""
         freed = self.evict(self._evictable)
@@ -256,7 +263,7 @@ class RadixTree:
         return node
 
     def _walk(
-        self, node: Node, tokens: TokenArray, *, split: bool
+        self, node: Node, tokens: TokenArray, *, hit: int
     ) -> tuple[Node, list[SlotArray], int]:
         parts: list[SlotArray] = []
         done = 0
@@ -265,10 +272,10 @@ class RadixTree:
             if child is None:
                 break
             same = common_prefix(child.tokens, tokens[done:])
-            if same < len(child.tokens) and split:
+            if same < len(child.tokens):
                 child = self._split(child, same)
             child.last_use = self._clock
-            child.hits += 1
+            child.hits += hit
             parts.append(child.slots)
             done += same
             node = child

@@ -108,11 +108,11 @@ class Scheduler:
         request.arrival = request.arrival or time.monotonic()
         self.waiting.append(request)
 
-    def remove(self, request: Request) -> Node | None:
-        """Take a request away, wherever it is. What it computed stays cached, up to the node
-        returned (``None`` if it was not running)."""
+    def remove(self, request: Request, *, poisoned: bool = False) -> Node | None:
+        """Take a request away, wherever it is. What it computed stays cached (unless it is
+        ``poisoned``), up to the node returned (``None`` if it was not running)."""
         if request.row >= 0:
-            return self._leave(request.row)
+            return self._leave(request.row, poisoned=poisoned)
         self.waiting.remove(request)
         return None
 
@@ -221,9 +221,14 @@ class Scheduler:
     def _admit(self, request: Request) -> bool:
         """Give a waiting request a row and KV for its whole prompt, if it fits."""
         memory = self.memory
-        match = memory.hold(request.tokens[: request.reusable], request.namespace)
-        need = request.target - match.length
+        reusable = request.tokens[: request.reusable]
         new = request.sampling.max_new_tokens - (len(request.tokens) - request.prompt_len)
+        # A look first: one that does not fit must not pass for a use of what it would share.
+        need = request.target - memory.peek(reusable, request.namespace)
+        if not self._admission.fits(memory.tree.num_locked, need, new):
+            return False
+        match = memory.hold(reusable, request.namespace)
+        need = request.target - match.length
         slots = None
         if self._admission.fits(memory.tree.num_locked, need, new):
             after = int(match.slots[-1]) if match.length else -1
@@ -272,15 +277,16 @@ class Scheduler:
             rows.slots[row, :end] = match.slots
             self._moves.append((row, match.slots))
 
-    def _leave(self, row: int) -> Node:
-        """End a row's run: what it computed and knows goes into the tree, the rest is freed."""
+    def _leave(self, row: int, *, poisoned: bool = False) -> Node:
+        """End a row's run: what it computed and knows goes into the tree, the rest is freed.
+        ``poisoned``: its KV is not to be trusted, and goes where nobody else reads it."""
         rows = self.rows
         request = rows.requests[row]
         assert request is not None
         assert request.node is not None
         end = min(int(rows.computed[row]), int(rows.known[row]))
         private = rows.private(row)
-        if self.memory.caching and end > rows.shared[row]:
+        if self.memory.caching and end > rows.shared[row] and not poisoned:
             keep = end - int(rows.shared[row])
             match = self.memory.share(
                 request.node,
@@ -292,6 +298,8 @@ class Scheduler:
             request.node = match.node
             private = private[keep:]
         self.memory.release(request.node, private)
+        if poisoned:
+            self.memory.tree.drop(request.node)
         self._new_rows = [new for new in self._new_rows if new.row != row]
         self._moves = [move for move in self._moves if move[0] != row]
         rows.leave(row)

@@ -418,3 +418,15 @@ def test_beats_come_when_idle(started):
     _, connect = started
     client = connect()
     client.pump(lambda: client.beats >= 2, seconds=5)
+
+
+def test_what_gave_nan_is_computed_again(started, expected):
+    engine, connect = started
+    client = connect()
+    prompt = list(range(20))
+    engine.runner.nan_rows = {0, 1, 2, 3}
+    client.submit(1, prompt, 5)
+    client.pump(lambda: 1 in client.finished)
+    engine.runner.nan_rows = set()
+    assert client.run(2, prompt, 5) == expected(prompt, 5, VOCAB)
+    assert client.finished[2].cached_tokens == 0

@@ -216,3 +216,18 @@ def test_without_decodes_a_prompt_step_is_as_large_as_allowed(make_world):
     world.add(0, range(1000), 1)
     world.step()
     assert world.runner.computed == 512
+
+
+def test_one_that_does_not_fit_is_no_use_of_what_it_would_share(make_world):
+    world = make_world(slots=256, context=512)
+    world.add(0, range(64), 1)
+    world.run()
+    world.add(1, range(500, 650), 60)
+    world.step()
+    world.add(2, range(100), 150)
+    (node,) = [n for n in world.memory.tree.nodes() if n.tokens[0] == 0]
+    before = node.hits
+    for _ in range(5):
+        world.step()
+    assert world.scheduler.waiting
+    assert node.hits == before
