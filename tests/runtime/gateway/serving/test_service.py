@@ -195,9 +195,20 @@ async def test_a_malformed_message_is_refused_and_the_service_goes_on(world, fra
     await world.serve()
     client = await connect(world)
     client.send_raw(*frames)
+    for _ in frames:  # each frame is a message
+        assert isinstance(await client.next(), Refused)
+    assert "refused a message" in caplog.text
+    client.open([GEN])
+    assert value(await client.events(), 1)
+
+
+async def test_too_many_messages_at_once_are_refused_in_one(world):
+    await world.serve()
+    client = await connect(world)
+    client.send_raw(*[b"x"] * 300)
     refused = await client.next()
     assert isinstance(refused, Refused)
-    assert "refused a message" in caplog.text
+    assert "travel together" in refused.error.message
     client.open([GEN])
     assert value(await client.events(), 1)
 
