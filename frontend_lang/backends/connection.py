@@ -55,8 +55,8 @@ class Connection:
         self.numbers = itertools.count(1)
         self._controls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
-        self._socket: zmq.Socket[bytes] = zmq.Context[zmq.Socket[bytes]].instance().socket(
-            zmq.DEALER
+        self._socket: zmq.Socket[bytes] = (
+            zmq.Context[zmq.Socket[bytes]].instance().socket(zmq.DEALER)
         )
         self._set_options(server_key)
         monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(
