@@ -154,12 +154,14 @@ def test_a_torn_character_goes_on_in_the_next_generation(runtime: Any) -> None:
     def party(s: Any) -> None:
         s += PARTY
         s += rt.gen("a", max_tokens=4, return_logprob=True)
-        s += rt.gen("b", max_tokens=5, return_logprob=True)
+        s += rt.gen("b", max_tokens=5, return_logprob=True, logprob_start_len=0)
 
     state = party.run(backend=runtime, temperature=0.0, stream=True)
     one = runtime.generate(PARTY, sampling_params={"temperature": 0.0, "max_new_tokens": 9})
     entries = [e for n in "ab" for e in state.get_meta_info(n)["output_token_logprobs"]]
     assert [token for _, token, _ in entries] == one["output_ids"]
+    prompt = [token for _, token, _ in state.get_meta_info("b")["input_token_logprobs"]]
+    assert prompt == runtime.tokenizer.encode(PARTY) + one["output_ids"][:4]
     assert "".join(state.text_iter("a")) == state["a"]
     assert "".join(state.text_iter("b")) == state["b"]
 

@@ -22,19 +22,19 @@ CLIENT = """
 import json, sys, threading
 import ramet as rt
 
-address, prompts = json.loads(sys.stdin.readline())
+address, prompts, size = json.loads(sys.stdin.readline())
 
 @rt.function
 def endless(s, prompt):
     forks = s.fork(2)
     for number, fork in enumerate(forks):
         fork += prompt + str(number)
-        fork += rt.gen("answer", max_tokens=400, ignore_eos=True)
+        fork += rt.gen("answer", max_tokens=size, ignore_eos=True)
 
 backend = rt.RuntimeEndpoint(address)
 states = [endless.run(prompt, backend=backend, temperature=0.0, stream=True) for prompt in prompts]
 threading.Thread(
-    target=lambda: backend.generate(prompts[0], sampling_params={"max_new_tokens": 400}),
+    target=lambda: backend.generate(prompts[0], sampling_params={"max_new_tokens": size}),
     daemon=True,
 ).start()
 for event in states[0].events():
@@ -82,7 +82,7 @@ def check_pair(oracle: Any, state: Any, cases: tuple[dict[str, Any], ...]) -> No
         assert values == pytest.approx(case["output_logprobs"][:NEW], abs=1e-3)
 
 
-def start_client(address: str, prompts: list[str]) -> subprocess.Popen[str]:
+def start_client(address: str, prompts: list[str], size: int) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", CLIENT],
         stdin=subprocess.PIPE,
@@ -90,7 +90,7 @@ def start_client(address: str, prompts: list[str]) -> subprocess.Popen[str]:
         text=True,
     )
     assert process.stdin is not None
-    process.stdin.write(json.dumps([address, prompts]) + "\n")
+    process.stdin.write(json.dumps([address, prompts, size]) + "\n")
     process.stdin.flush()
     return process
 
@@ -99,7 +99,7 @@ def test_storm(crowded: Any, oracle: Any, greedy_cases: Any, settled: Any) -> No
     """64 programs: 43 run to their end, 21 are cancelled, time out, or lose their process."""
     long = [case for case in greedy_cases if len(case["output_token_ids"]) >= NEW]
     pairs = [(long[i % len(long)], long[(i * 3 + 1) % len(long)]) for i in range(43)]
-    client = start_client(crowded.address, [f"Client {i}: say" for i in range(7)])
+    client = start_client(crowded.address, [f"Client {i}: say" for i in range(7)], 400)
     try:
         with ThreadPoolExecutor(64) as pool:
             kept = [
@@ -166,7 +166,7 @@ def after_the_storm(runtime: Any, oracle: Any, greedy_cases: Any) -> None:
 def test_a_killed_client_is_dropped_while_others_go_on(
     runtime: Any, oracle: Any, greedy_cases: Any, settled: Any
 ) -> None:
-    client = start_client(runtime.address, ["One thing to say is", "Another is"])
+    client = start_client(runtime.address, ["One thing to say is", "Another is"], 2500)
     try:
         assert client.stdout is not None
         assert client.stdout.readline() == "running\n"
@@ -181,10 +181,7 @@ def test_a_killed_client_is_dropped_while_others_go_on(
         return_logprob=True,
     )
     oracle.output(case, reply["meta_info"])
-    began = time.monotonic()
-    info = settled(runtime)
-    assert time.monotonic() - began < 20
-    assert info["clients"] == 1
+    assert settled(runtime, 10.0)["clients"] == 1
 
 
 def test_an_aborted_request_says_so_and_only_that_one(runtime: Any, settled: Any) -> None:
