@@ -18,7 +18,7 @@ _BUCKETS = (0x3F800000 >> _BUCKET_SHIFT) + 1
 def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids [S] int32 of the largest logits; bad [S] bool where a row has a NaN or only -inf."""
     # numpy's argmax takes a tenth of the time of torch's; both find a NaN before anything else.
-    ids = torch.from_numpy(logits.numpy().argmax(axis=-1))
+    ids = torch.from_numpy(logits.float().numpy().argmax(axis=-1))
     bad = ~(logits.gather(1, ids.unsqueeze(1)).squeeze(1) > -torch.inf)
     return ids.masked_fill_(bad, 0).to(torch.int32), bad
 
@@ -74,7 +74,7 @@ def sample(
     filtered: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `Ops.sample`."""
-    best = torch.from_numpy(logits.numpy().argmax(axis=-1)).unsqueeze(1)
+    best = torch.from_numpy(logits.float().numpy().argmax(axis=-1)).unsqueeze(1)
     values = logits.gather(1, best)
     bad = ~(values > -torch.inf)
     hot = temperature.clamp(min=GREEDY_BELOW).unsqueeze(1)
