@@ -208,6 +208,24 @@ def test_an_aborted_request_says_so_and_only_that_one(runtime: Any, settled: Any
     settled(runtime)
 
 
+def test_an_abort_in_the_middle_of_a_prompt(runtime: Any, settled: Any) -> None:
+    """Slots taken for a prompt that is never computed to its end are given back."""
+    runtime.flush_cache()
+    ids = list(range(1000, 8000))
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(
+            runtime.generate, input_ids=ids, sampling_params={"max_new_tokens": 1}, rid="long"
+        )
+        deadline = time.monotonic() + 30
+        while not runtime.server_info()["pages"]["held"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        runtime.abort("long")
+        with pytest.raises(rt.AbortedError):
+            reply.result(timeout=30)
+    assert 0 < settled(runtime, 10.0)["pages"]["cached"] < 7000, "it was not in the middle"
+
+
 def test_an_exception_in_the_function_aborts_what_was_sent(runtime: Any, settled: Any) -> None:
     @rt.function
     def breaks(s: Any) -> None:
