@@ -14,6 +14,8 @@ from ramet.runtime.protocol import BackendError, ErrorInfo
 from ramet.runtime.protocol.codec import client_codec, gateway_codec
 from ramet.runtime.protocol.messages import (
     PROTOCOL_VERSION,
+    AbortGenerate,
+    CancelProgram,
     ClientMessage,
     Control,
     ControlReply,
@@ -195,7 +197,13 @@ class Connection:
             self._refused(message.error)
 
     def _refused(self, error: ErrorInfo) -> None:
-        """A refusal does not say of what: all that waits fails, as nobody may wait for ever."""
+        """A refusal does not say of what: all that waits fails, as nobody may wait for ever, and is
+        aborted, as nobody will read it."""
+        if self._welcome.done():
+            for pid in self.programs:
+                self.send(CancelProgram(pid=pid))
+            for rid in self.requests:
+                self.send(AbortGenerate(rid=rid))
         message = f"the ramet server at {self.address} refused: {error.message}"
         self._fail_all(ErrorInfo("backend", message, error.where, error.param))
 

@@ -283,6 +283,31 @@ def test_a_refusal_is_raised(gateway):
         RemoteBackend(server.address)
 
 
+def test_a_refused_message_fails_and_aborts_what_waits(gateway):
+    server = gateway({"x": "1"}, delay=60)
+    replies = server._replies
+
+    def refuse(peer, message):
+        yield from replies(peer, message)
+        if isinstance(message, OpenProgram):
+            yield Refused(error=ErrorInfo("backend", "not that"))
+
+    server._replies = refuse
+
+    @rt.function
+    def f(s):
+        s += rt.gen("x")
+
+    with RemoteBackend(server.address) as remote:
+        state = f.run(backend=remote, stream=True)
+        with pytest.raises(rt.BackendError, match="refused: not that"):
+            state["x"]
+        deadline = time.monotonic() + 5
+        while not any(isinstance(message, CancelProgram) for message in server.got):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
 def test_a_lost_server_fails_every_reader(gateway):
     server = gateway({"x": "1"}, delay=60)
 
