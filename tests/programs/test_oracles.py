@@ -16,14 +16,28 @@ TIGHT = {"max_total_tokens": 448, "schedule_conservativeness": 0.01}
 WAYS = {
     "chunk 32": {"chunked_prefill_size": 32, **ROOMY},
     "whole prompts": {"chunked_prefill_size": -1, **ROOMY},
-    "no cache": {"disable_radix_cache": True, **ROOMY},
     "retraction": {"chunked_prefill_size": -1, **TIGHT},
-    "retraction, chunk 32": {"chunked_prefill_size": 32, **TIGHT},
-    "retraction, no cache": {"disable_radix_cache": True, **TIGHT},
+    "retraction, chunk 32, no cache": {
+        "chunked_prefill_size": 32,
+        "disable_radix_cache": True,
+        **TIGHT,
+    },
 }
+MORE_WAYS = {
+    "no cache": {"disable_radix_cache": True, **ROOMY},
+    "retraction, chunk 32": {"chunked_prefill_size": 32, **TIGHT},
+    "retraction, no cache": {"chunked_prefill_size": -1, "disable_radix_cache": True, **TIGHT},
+    "lfu": {"radix_eviction_policy": "lfu", "schedule_policy": "lpm", **TIGHT},
+    "program": {"radix_eviction_policy": "program", "schedule_policy": "program", **TIGHT},
+    "dfs, no overlap": {"schedule_policy": "dfs", "disable_overlap_schedule": True, **TIGHT},
+}
+PARAMS = [
+    *(pytest.param(settings, id=name) for name, settings in WAYS.items()),
+    *(pytest.param(s, id=name, marks=pytest.mark.slow) for name, s in MORE_WAYS.items()),
+]
 
 
-@pytest.fixture(scope="module", params=list(WAYS.values()), ids=list(WAYS))
+@pytest.fixture(scope="module", params=PARAMS)
 def way(request: pytest.FixtureRequest) -> Iterator[Any]:
     with rt.Runtime(dtype="float32", **request.param) as runtime:
         runtime.settings = request.param
@@ -31,7 +45,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 def test_alone_cold_then_warm(case: dict[str, Any], cold: Any, oracle: Any) -> None:
-    ask = {"sampling_params": GREEDY, "return_logprob": True}
+    ask: dict[str, Any] = {"sampling_params": GREEDY, "return_logprob": True}
     first = cold.generate(case["prompt"], logprob_start_len=0, **ask)
     oracle.prompt(case, first["meta_info"])
     oracle.output(case, first["meta_info"])
@@ -41,8 +55,9 @@ def test_alone_cold_then_warm(case: dict[str, Any], cold: Any, oracle: Any) -> N
     assert first["meta_info"]["cached_tokens"] == 0
     assert first["meta_info"]["prompt_tokens"] == size
 
+    ask["sampling_params"] = {**GREEDY, "max_new_tokens": 24}
     warm = cold.generate(input_ids=case["prompt_token_ids"], **ask)
-    oracle.output(case, warm["meta_info"])
+    oracle.output(case, warm["meta_info"], new=24)
     assert warm["meta_info"]["cached_tokens"] == size - 1
 
     scored = cold.generate(

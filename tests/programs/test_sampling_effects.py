@@ -124,24 +124,19 @@ def test_seeds_reproduce(runtime: Any) -> None:
     assert len({tuple(ids) for ids in free}) > 1, "without a seed all draws are the same"
 
 
-def test_a_retracted_request_draws_on_as_it_would_have() -> None:
-    ask = {
-        "prompt": [f"{PARIS} {i}" for i in range(6)],
-        "sampling_params": [
-            {"max_new_tokens": 16, "seed": seed, "ignore_eos": True, "frequency_penalty": 0.5}
-            for seed in range(6)
-        ],
-    }
+def test_a_retracted_request_draws_on_as_it_would_have(runtime: Any) -> None:
+    prompts = [f"{PARIS} {i}" for i in range(6)]
+    params = [
+        {"max_new_tokens": 16, "seed": seed, "ignore_eos": True, "frequency_penalty": 0.5}
+        for seed in range(6)
+    ]
     with rt.Runtime(
         dtype="float32", max_total_tokens=80, schedule_conservativeness=0.01
-    ) as runtime:
-        tight = [reply["output_ids"] for reply in runtime.generate(**ask)]
-        assert runtime.server_info()["retracted"] > 0
-        alone = [
-            runtime.generate(prompt, sampling_params=params)["output_ids"]
-            for prompt, params in zip(ask["prompt"], ask["sampling_params"])
-        ]
-    assert tight == alone
+    ) as crowded:
+        tight = crowded.generate(prompts, sampling_params=params)
+        assert crowded.server_info()["retracted"] > 0
+    roomy = runtime.generate(prompts, sampling_params=params)
+    assert [r["output_ids"] for r in tight] == [r["output_ids"] for r in roomy]
 
 
 def test_samples_of_one_prompt(runtime: Any, settled: Any) -> None:

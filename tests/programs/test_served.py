@@ -137,6 +137,7 @@ def test_curve_encrypts(tmp_path: Path, greedy_cases: Any) -> None:
         server.stop(signal.SIGTERM, 60)
 
 
+@pytest.mark.slow
 def test_a_killed_server_fails_its_clients() -> None:
     server = Server()
     endpoint: Any = rt.RuntimeEndpoint(server.address, api_key=KEY)
@@ -166,11 +167,11 @@ def test_a_server_that_is_told_to_stop_finishes_what_runs() -> None:
     """Ctrl-C, or SIGTERM: several seconds of work are still done."""
     server = Server()
     endpoint: Any = rt.RuntimeEndpoint(server.address, api_key=KEY)
-    params = {"temperature": 0.0, "max_new_tokens": 200, "ignore_eos": True}
+    params = {"temperature": 0.0, "max_new_tokens": 130, "ignore_eos": True}
     stream = endpoint.generate("Once upon a time", sampling_params=params, stream=True)
     next(stream)
     server.process.send_signal(signal.SIGTERM)
     last = list(stream)[-1]
-    assert last["meta_info"]["completion_tokens"] == 200
+    assert last["meta_info"]["completion_tokens"] == 130
     assert server.process.wait(timeout=60) == 0
     endpoint.shutdown()

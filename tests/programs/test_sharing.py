@@ -141,23 +141,12 @@ def test_a_fork_computes_its_prefix_once(cold: Any, settled: Any, how: str) -> N
     assert prefill <= 1.02 * (PREFIX + own), "something that is shared was computed twice"
 
 
-@pytest.mark.parametrize("disable", [True, False], ids=["no cache", "cache"])
-def test_equal_prompts_at_once_are_computed_once(
-    disable: bool, cold: Any, settled: Any, greedy_cases: Any
-) -> None:
-    if disable:
-        with rt.Runtime(dtype="float32", max_total_tokens=2048, disable_radix_cache=True) as plain:
-            assert computed_by_eight(plain, settled) >= 8 * 300
-    else:
-        assert computed_by_eight(cold, settled) <= 300 + 8
-
-
-def computed_by_eight(runtime: Any, settled: Any) -> int:
+def test_equal_prompts_at_once_are_computed_once(cold: Any, settled: Any) -> None:
     ids = [*range(1000, 1199), *range(3000, 3101)]
-    before = runtime.server_info()["computed_tokens"]
-    replies = runtime.generate(input_ids=[ids] * 8, sampling_params=ONE)
+    before = cold.server_info()["computed_tokens"]
+    replies = cold.generate(input_ids=[ids] * 8, sampling_params=ONE)
     assert len({tuple(reply["output_ids"]) for reply in replies}) == 1
-    return settled(runtime)["computed_tokens"] - before
+    assert settled(cold)["computed_tokens"] - before <= len(ids) + 8
 
 
 def test_cache_prefills_the_beginning_of_a_program(cold: Any, settled: Any) -> None:
