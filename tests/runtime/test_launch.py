@@ -46,7 +46,7 @@ child.tell_ready(
     config=args.config,
     bind=args.bind,
     key=os.environ.get("RAMET_API_KEY"),
-    waits=os.environ.get("OMP_WAIT_POLICY"),
+    spins=os.environ.get("GOMP_SPINCOUNT"),
 )
 while True:
     time.sleep(1)
@@ -238,14 +238,14 @@ def test_a_key_in_the_environment_is_not_for_a_runtime_that_was_given_none(monke
         running.stop()
 
 
-@pytest.mark.parametrize(("chosen", "used"), [(None, "passive"), ("active", "active")])
-def test_the_threads_of_an_engine_do_not_spin_unless_told_to(monkeypatch, chosen, used):
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+@pytest.mark.parametrize(("chosen", "used"), [(None, "2000"), ("7", "7")])
+def test_the_threads_of_an_engine_spin_briefly_unless_told_otherwise(monkeypatch, chosen, used):
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     if chosen:
-        monkeypatch.setenv("OMP_WAIT_POLICY", chosen)
+        monkeypatch.setenv("GOMP_SPINCOUNT", chosen)
     running = launch.start({})
     try:
-        assert running.facts["engine"]["waits"] == used
+        assert running.facts["engine"]["spins"] == used
     finally:
         running.stop()
 
