@@ -179,6 +179,7 @@ def main() -> None:
 
             works = {mode: (lambda r=r: run(r)) for mode, r in runtimes.items()}
             measure(report, name, works, runtimes, options.repeat, bar)
+            report.write(options.out)
         if not options.only:
             works = {mode: random_prompts(r) for mode, r in runtimes.items()}
             measure(report, "random prompts", works, runtimes, 2 * options.repeat, "≥ 0.99")
