@@ -43,7 +43,7 @@ class Siblings:
             if owner.namespace != request.namespace:
                 continue
             if rows.target[owner.row] - rows.computed[owner.row] < WORTH_WAITING:
-                continue  # it computes all of its prompt in this very step
+                continue  # too little of its prompt is left to wait for
             common = request.overlaps.get(owner.serial)
             if common is None:
                 common = common_prefix(request.tokens, owner.tokens)
