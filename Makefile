@@ -10,6 +10,7 @@ PYTHON3 ?= python3
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+CLIENTS := .venv/clients/.installed
 MODEL := smollm2-135m-instruct
 
 # The repository root must not come first on sys.path: its kernels/ would hide packages of that name.
@@ -43,7 +44,14 @@ $(STAMP): pyproject.toml constraints.txt constraints-cpu.txt
 	  $(BIN)/python -m pip install -q -c constraints.txt $(EDITABLE) '.[dev,gpu]'; }
 	@touch $@
 
-setup: $(STAMP)
+setup: $(STAMP) $(CLIENTS)
+
+# lm-eval and instructor ask for other versions than ours: they run from a place of their own.
+$(CLIENTS): pyproject.toml constraints.txt tests/clients/requirements.txt | $(STAMP)
+	$(BIN)/python -m pip install -q $(CONSTRAINTS) $(EDITABLE) '.[clients]'
+	$(PYTHON3) -m venv .venv/clients
+	.venv/clients/bin/python -m pip install -q -r $<
+	@touch $@
 
 # A strict editable install is a farm of links to files: new files need a new link.
 link: $(STAMP)
@@ -65,7 +73,7 @@ lint: link
 types: link
 	$(BIN)/pyright --warnings
 
-unit: model
+unit: model $(CLIENTS)
 	$(PYTEST) -m "not slow and not gpu" --ignore=tests/kernels
 
 # Triton's interpreter is chosen when a kernel is defined, hence processes of their own.
@@ -73,7 +81,7 @@ kernels: link
 	TRITON_INTERPRET=1 $(PYTEST) -m "not slow and not gpu" tests/kernels
 	$(PYTEST) -m "not slow and not gpu" tests/kernels/test_compile.py
 
-test-slow: model
+test-slow: model $(CLIENTS)
 	$(PYTEST) -m "slow and not gpu" --ignore=tests/kernels
 	TRITON_INTERPRET=1 $(PYTEST) -m "slow and not gpu" tests/kernels || [ $$? -eq 5 ]
 
