@@ -50,7 +50,7 @@ setup: $(STAMP) $(CLIENTS)
 $(CLIENTS): pyproject.toml constraints.txt tests/clients/requirements.txt | $(STAMP)
 	$(BIN)/python -m pip install -q $(CONSTRAINTS) $(EDITABLE) '.[clients]'
 	$(PYTHON3) -m venv .venv/clients
-	.venv/clients/bin/python -m pip install -q -r $<
+	.venv/clients/bin/python -m pip install -q -r tests/clients/requirements.txt
 	@touch $@
 
 # A strict editable install is a farm of links to files: new files need a new link.
