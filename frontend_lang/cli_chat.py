@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from .cli_run import open_backend
-from .cli_settings import with_model, with_settings
+from .cli_settings import OF_SERVERS, with_model, with_settings
 
 _HELP = "Ctrl-D or /exit ends, /clear forgets, Ctrl-C cuts an answer short."
 
 
-@with_settings(leave_out=("host", "port", "zmq_port", "no_auth", "curve", "api_key"))
+@with_settings(leave_out=OF_SERVERS)
 def chat(
     model: Annotated[
         str | None, typer.Argument(help="Alias, folder, .gguf file or hub id.", show_default=False)

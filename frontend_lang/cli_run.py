@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .cli_serve import say_log, say_stage
-from .cli_settings import with_model, with_settings
+from .cli_settings import OF_SERVERS, with_model, with_settings
 
 if TYPE_CHECKING:
     from .function import Function
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _Setup = Annotated[bool, typer.Option("--verbose", help="Show the stages of start-up.")]
 
 
-@with_settings(leave_out=("host", "port", "zmq_port", "no_auth", "curve", "model_path", "api_key"))
+@with_settings(leave_out=(*OF_SERVERS, "model_path"))
 def run(
     file: Annotated[str, typer.Argument(metavar="FILE.py[:function]", show_default=False)],
     arg: Annotated[

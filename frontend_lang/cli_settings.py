@@ -7,11 +7,25 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
-from ramet.runtime.config import ABSENT, ALIASES, API_KEY_VARIABLE, EngineConfig, Setting, settings
+from ramet.runtime.config import (
+    ABSENT,
+    ALIASES,
+    KEY_VARIABLES,
+    REPEATED,
+    EngineConfig,
+    Setting,
+    settings,
+)
 from ramet.runtime.protocol import BadInputError
 
 _PANEL = "Settings of the runtime (common spellings of other engines work too)"
 _ON_FLAGS = {"enable_prefix_caching": "--disable-radix-cache"}
+OF_SERVERS = (
+    "host", "port", "zmq_port", "no_auth", "curve", "api_key", "api_key_file", "admin_key",
+    "metrics_key", "cors_origin", "ssl_certfile", "ssl_keyfile", "max_body_bytes", "max_choices",
+    "drain_seconds", "restart_engine", "disable_vllm_metrics",
+)  # fmt: skip
+"""Settings that mean nothing to a runtime which serves nobody else."""
 
 Command = Callable[..., None]
 
@@ -27,9 +41,9 @@ def with_settings(leave_out: Iterable[str] = ()) -> Callable[[Command], Command]
 
         def run(**values: Any) -> None:
             given = {
-                setting.name: values[setting.name]
+                setting.name: value
                 for setting in wanted
-                if values[setting.name] != setting.default
+                if (value := _given(setting, values[setting.name])) != setting.default
             }
             command(**{name: values[name] for name in own_names}, settings=given)
 
@@ -84,14 +98,26 @@ def translated(arguments: Iterable[str]) -> list[str]:
     return ours
 
 
+def _given(setting: Setting, value: Any) -> Any:
+    """A flag's value; of one that may be given several times, all of them as one."""
+    if setting.name not in REPEATED or value is None:
+        return value
+    return REPEATED[setting.name].join(value) or None
+
+
 def _flag(setting: Setting) -> inspect.Parameter:
     kind: Any = setting.type | None if setting.optional else setting.type
+    if setting.name in REPEATED:
+        kind = list[str] | None
+    variables = [KEY_VARIABLES[setting.name]] if setting.name in KEY_VARIABLES else []
+    if setting.name == "api_key":
+        variables.append(f"{variables[0]}S")
     option = typer.Option(
         f"--{setting.name.replace('_', '-')}",
         help=setting.help,
         metavar="|".join(setting.choices) or None,
         show_default="off" if setting.default is False else True,
-        envvar=API_KEY_VARIABLE if setting.name == "api_key" else None,
+        envvar=variables or None,
         rich_help_panel=_PANEL,
     )
     return inspect.Parameter(

@@ -16,9 +16,19 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 import msgspec
 from msgspec import Meta
 
+from .config_names import ABSENT, ALIASES
 from .protocol.errors import BadInputError
 
 API_KEY_VARIABLE = "RAMET_API_KEY"
+KEY_VARIABLES = {
+    "api_key": API_KEY_VARIABLE,
+    "admin_key": "RAMET_ADMIN_KEY",
+    "metrics_key": "RAMET_METRICS_KEY",
+}
+"""Settings that are secret, and the environment variables by which they reach a child."""
+REPEATED = {"api_key": ",", "cors_origin": ",", "priority_classes": "\n"}
+"""Settings whose flag may be given several times, or that may be a list, and what then joins
+them."""
 
 
 class UnknownSettingError(BadInputError, TypeError):
@@ -77,6 +87,26 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         Annotated[int, _says("Requests that may wait; more are refused. None: no limit.", ge=1)]
         | None
     ) = None
+    max_queued_tokens: (
+        Annotated[
+            int, _says("Prompt tokens that may wait; more are refused. None: no limit.", ge=1)
+        ]
+        | None
+    ) = None
+    priority_classes: (
+        Annotated[
+            str,
+            _says(
+                "Named classes of requests as a JSON object, name to bounds: priority (lower goes "
+                "first), max_running, max_queued, max_queued_tokens, context_length. interactive "
+                "(0) and batch (10) are there without it."
+            ),
+        ]
+        | None
+    ) = None
+    priority_ageing: Annotated[
+        float, _says("Seconds of waiting that are worth one step of priority.", gt=0.0)
+    ] = 10.0
     chunked_prefill_size: (
         Annotated[
             int,
@@ -128,12 +158,60 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     api_key: (
         Annotated[
             str,
-            _says("Key that clients must send.", min_length=1),
+            _says("Key that clients must send; several are separated by commas.", min_length=1),
         ]
+        | None
+    ) = None
+    api_key_file: (
+        Annotated[str, _says("File of more keys, one a line; a line with # is a comment.")] | None
+    ) = None
+    admin_key: (
+        Annotated[
+            str,
+            _says("Key of its own for what operators ask, such as /flush_cache.", min_length=1),
+        ]
+        | None
+    ) = None
+    metrics_key: (
+        Annotated[str, _says("Key of its own for /metrics, which is open otherwise.", min_length=1)]
         | None
     ) = None
     no_auth: Annotated[
         bool, _says("Listen on any interface without a key: whoever reaches it may use it.")
+    ] = False
+    cors_origin: (
+        Annotated[
+            str,
+            _says(
+                "Origins whose pages may call the HTTP endpoints, separated by commas; * is all. "
+                "None: none may.",
+                min_length=1,
+            ),
+        ]
+        | None
+    ) = None
+    ssl_certfile: (
+        Annotated[str, _says("Certificate chain (PEM) to serve HTTPS with.", min_length=1)] | None
+    ) = None
+    ssl_keyfile: (
+        Annotated[
+            str,
+            _says("Private key (PEM), if it is not in the certificate's file.", min_length=1),
+        ]
+        | None
+    ) = None
+    max_body_bytes: Annotated[int, _says("Largest body of an HTTP request.", ge=1024)] = 16 << 20
+    max_choices: Annotated[
+        int, _says("Answers of one HTTP request at most: prompts times n.", ge=1)
+    ] = 4096
+    drain_seconds: Annotated[
+        float, _says("What running work gets when the server is told to stop.", ge=0.0)
+    ] = 25.0
+    restart_engine: Annotated[
+        bool, _says("Start a dead engine again, and with it what had streamed nothing.")
+    ] = False
+    disable_vllm_metrics: Annotated[
+        bool, _says("Show metrics under ramet's names only, not also under vLLM's.")
     ] = False
     curve: (
         Annotated[
@@ -155,6 +233,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         values: dict[str, Any] = {}
         for given, value in settings.items():
             name, value = _canonical(given, value)
+            if name in REPEATED and isinstance(value, (list, tuple)):
+                value = REPEATED[name].join(map(str, value)) or None  # pyright: ignore
             if name in values:
                 raise BadInputError(f"setting {name} is given twice", param=name)
             values[name] = value
@@ -166,25 +246,40 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
                 "chunked_prefill_size=0: must be at least 1, or -1 for whole prompts",
                 param="chunked_prefill_size",
             )
+        if config.api_key is not None and not config.api_keys:
+            raise BadInputError("api_key holds no key", param="api_key")
+        if config.ssl_keyfile is not None and config.ssl_certfile is None:
+            raise BadInputError("ssl_keyfile needs ssl_certfile", param="ssl_keyfile")
         return config
 
     @classmethod
     def from_json(cls, text: str | bytes) -> EngineConfig:
-        """What a child process reads from its command line. The API key is not in there, as other
-        users can read command lines: it comes by the environment."""
+        """What a child process reads from its command line. Keys are not in there, as other users
+        can read command lines: they come by the environment."""
         try:
             settings = msgspec.json.decode(text, type=dict[str, Any])
         except msgspec.DecodeError as error:
             raise BadInputError(f"settings are not a JSON object: {error}") from None
-        key = os.environ.get(API_KEY_VARIABLE)
-        if key and settings.get("api_key") is None:
-            settings["api_key"] = key
+        for name, variable in KEY_VARIABLES.items():
+            key = os.environ.get(variable)
+            if key and settings.get(name) is None:
+                settings[name] = key
         return cls.from_settings(settings)
 
     def to_json(self, *, with_key: bool = False) -> str:
-        """JSON of what differs from the defaults; the API key only on demand."""
-        public = self if with_key else msgspec.structs.replace(self, api_key=None)
+        """JSON of what differs from the defaults; keys only on demand."""
+        without: dict[str, Any] = dict.fromkeys(KEY_VARIABLES)
+        public = self if with_key else msgspec.structs.replace(self, **without)
         return msgspec.json.encode(public).decode()
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        """The keys of ``api_key``, one by one."""
+        return tuple(key for key in re.split(r"[\s,]+", self.api_key or "") if key)
+
+    @property
+    def cors_origins(self) -> tuple[str, ...]:
+        return tuple(part.strip() for part in (self.cors_origin or "").split(",") if part.strip())
 
     @property
     def model_name(self) -> str:
@@ -229,41 +324,6 @@ def settings() -> list[Setting]:
             )
         )
     return found
-
-
-ALIASES = {
-    "model": "model_path",
-    "tokenizer": "tokenizer_path",
-    "max_model_len": "context_length",
-    "max_num_seqs": "max_running_requests",
-    "max_num_batched_tokens": "chunked_prefill_size",
-    "gpu_memory_utilization": "mem_fraction_static",
-    "block_size": "page_size",
-    "seed": "random_seed",
-    "enforce_eager": "disable_cuda_graph",
-    "cuda_graph_max_batch_size": "cuda_graph_max_bs",
-    "scheduling_policy": "schedule_policy",
-    "enable_prefix_caching": "disable_radix_cache",
-}
-"""Common spellings of other engines. ``enable_prefix_caching`` is turned round."""
-
-ABSENT = {
-    "quantization": "quantized weights",
-    **dict.fromkeys(("tp", "tp_size", "tensor_parallel_size"), "tensor parallelism"),
-    **dict.fromkeys(("pp", "pp_size", "pipeline_parallel_size"), "pipeline parallelism"),
-    **dict.fromkeys(("ep", "ep_size", "expert_parallel_size"), "expert parallelism"),
-    **dict.fromkeys(("dp", "dp_size", "data_parallel_size"), "data parallelism"),
-    "enable_deterministic_inference": "deterministic inference",
-    "speculative_config": "speculative decoding",
-    "attention_backend": "a choice of attention kernels",
-    "grammar_backend": "constrained decoding",
-    "priority_classes": "priorities",
-    "host_cache_gb": "a host-memory cache tier",
-    "disk_cache_dir": "a disk cache tier",
-    "lora_paths": "LoRA adapters",
-    "enable_lora": "LoRA adapters",
-    "trust_remote_code": "running code that comes with a model",
-}
 
 
 def _canonical(given: str, value: Any) -> tuple[str, Any]:
