@@ -7,15 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
-from ramet.runtime.config import (
-    ABSENT,
-    ALIASES,
-    KEY_VARIABLES,
-    REPEATED,
-    EngineConfig,
-    Setting,
-    settings,
-)
+from ramet.runtime.config import KEY_VARIABLES, REPEATED, EngineConfig, Setting, settings
+from ramet.runtime.config_names import ABSENT, ALIASES
 from ramet.runtime.protocol import BadInputError
 
 _PANEL = "Settings of the runtime (common spellings of other engines work too)"
