@@ -9,6 +9,7 @@ import random
 
 from ..protocol.messages import EngineSampling
 from ..protocol.sampling import SamplingParams
+from . import origin
 from .context import EngineContext
 from .engine_client import EngineClient
 from .engine_sampling import resolve
@@ -38,12 +39,14 @@ class EngineExecutor:
         return EngineContext(self, program, self.namespace(cache_salt))
 
     def namespace(self, cache_salt: str | None) -> bytes:
-        """The radix tree's namespace: of its own for each salt, which only its knower can hit."""
-        if cache_salt is None:
+        """The radix tree's namespace: of its own for each API key, and within it for each salt, so
+        that nobody hits (or times hits of) what another key or salt cached."""
+        owner = origin.current().owner
+        if not owner and cache_salt is None:
             return b""
-        return hmac.new(
-            self._secret, cache_salt.encode("utf-8", "replace"), hashlib.sha256
-        ).digest()
+        salt = b"" if cache_salt is None else b"\1" + cache_salt.encode("utf-8", "replace")
+        named = bytes([len(owner)]) + owner + salt
+        return hmac.new(self._secret, named, hashlib.sha256).digest()
 
     def resolve(self, params: SamplingParams, prompt_tokens: int) -> EngineSampling:
         seed = self._draws.getrandbits(31) if params.seed is None else params.seed

@@ -15,6 +15,7 @@ from ..control import flush_cache, server_info
 from .answers import json_answer
 from .errors import RETRY_AFTER, HttpError, bad
 from .forms import AbortForm
+from .guard import is_admin
 from .metrics import CONTENT_TYPE_LATEST
 from .reading import read_form
 from .state import HttpState
@@ -81,12 +82,13 @@ async def model_info(state: HttpState, _: Request) -> Response:
 
 
 async def abort(state: HttpState, request: Request) -> Response:
-    """Abort one request by its id, or all. An id that does not run is no error: it may just have
-    ended."""
+    """Abort one request by its id, or all: the caller's own, or anybody's for the admin. An id that
+    does not run is no error: it may just have ended."""
     form = await read_form(request, AbortForm, state.limits.body_bytes)
     if not form.abort_all and not form.rid:
         raise bad("give rid or abort_all", "rid")
-    runs = list(state.runs.values())
+    everybody = is_admin(state, request.scope["headers"])
+    runs = list(state.runs.values()) if everybody else state.mine()
     if not form.abort_all:
         runs = [run for run in runs if run.rid == form.rid]
     for run in runs:

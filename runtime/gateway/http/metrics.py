@@ -30,11 +30,12 @@ class Metrics:
     A request counts when it ends. Its inter-token latency is the mean over its tokens.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, vllm_names: bool = True) -> None:
         self.model = ""
-        self._registry = CollectorRegistry()
-        inner = CollectorRegistry()
-        self._registry.register(_Aliases(inner))
+        self._registry = inner = CollectorRegistry()
+        if vllm_names:
+            self._registry = CollectorRegistry()
+            self._registry.register(_Aliases(inner))
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(_OURS + name, text, (*_LABELS, *labels), registry=inner)

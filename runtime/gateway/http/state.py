@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
+from .. import origin
 from ..executor import EngineExecutor
+from ..keys import Keys
 from ..service import Service
 from .errors import RETRY_AFTER, HttpError, bad, cut
 from .metrics import Metrics
-
-if TYPE_CHECKING:
-    from .run import Run
 
 SILENT_S = 20.0
 """A loop of the engine that said nothing for so long is not healthy."""
@@ -31,6 +30,7 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     header_bytes: int = 64 << 10
     headers: int = 200
     requests: int = 4096
+    programs: int = 1024
     samples: int = 4096
     """Of one request: prompts times ``n``."""
 
@@ -53,17 +53,39 @@ class Live:
         return self.service.model
 
 
-class HttpState:
-    """Lives as long as the server; ``live`` is ``None`` while the model loads."""
+class Running(Protocol):
+    """What a request has set going, by its id."""
 
-    def __init__(self, limits: HttpLimits | None = None, api_key: str | None = None) -> None:
+    rid: str
+
+    def abort(self) -> None: ...
+
+
+class HttpState:
+    """Lives as long as the server; ``live`` is ``None`` while the model loads.
+
+    Each of ``admin_key`` and ``metrics_key``, where given, is what its endpoints ask for."""
+
+    def __init__(
+        self,
+        limits: HttpLimits | None = None,
+        api_key: str | Iterable[str] | None = None,
+        *,
+        admin_key: str | None = None,
+        metrics_key: str | None = None,
+        vllm_names: bool = True,
+    ) -> None:
         self.limits = limits or HttpLimits()
-        self.api_key = api_key
+        self.keys = Keys(api_key)
+        self.admin_key = Keys(admin_key)
+        self.metrics_key = Keys(metrics_key)
         self.live: Live | None = None
         self.draining = False
         self.created = int(time.time())
-        self.metrics = Metrics()
-        self.runs: dict[str, Run] = {}
+        self.metrics = Metrics(vllm_names)
+        self.runs: dict[str, Running] = {}
+        """By id, after the id of the key where there is one: two keys may use the same ids."""
+        self._entered: dict[int, str] = {}
         self.numbers = itertools.count(_FIRST_PROGRAM)
 
     def attach(self, live: Live) -> None:
@@ -105,18 +127,35 @@ class HttpState:
             raise HttpError(404, f"The model `{cut(name)}` does not exist.", param="model")
         return live
 
-    def enter(self, run: Run) -> None:
+    def enter(self, run: Running) -> None:
         """Raises `HttpError`: 429 when too much runs, 400 for an id that is in use."""
         if len(self.runs) >= self.limits.requests:
             self.metrics.rejected()
             raise HttpError(429, "too many requests at a time", headers=RETRY_AFTER)
-        if run.rid in self.runs:
+        key = _scoped(run.rid)
+        if key in self.runs:
             raise bad(f"request {cut(run.rid)!r} is running already", "rid")
-        self.runs[run.rid] = run
+        self.runs[key] = run
+        self._entered[id(run)] = key
 
-    def leave(self, run: Run) -> None:
-        if self.runs.get(run.rid) is run:
-            del self.runs[run.rid]
+    def leave(self, run: Running) -> None:
+        key = self._entered.pop(id(run), None)
+        if key is not None:
+            del self.runs[key]
+
+    def find(self, rid: str) -> Running | None:
+        """What runs under this id and is the caller's own."""
+        return self.runs.get(_scoped(rid))
+
+    def mine(self) -> list[Running]:
+        """All that runs and is the caller's own."""
+        prefix = _scoped("")
+        return [run for key, run in self.runs.items() if key.startswith(prefix)]
+
+
+def _scoped(rid: str) -> str:
+    owner = origin.current().owner
+    return f"{owner.hex()}/{rid}" if owner else rid
 
 
 def defaults_of(generation_config: Mapping[str, Any]) -> dict[str, Any]:
