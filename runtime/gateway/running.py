@@ -53,16 +53,21 @@ class RunningProgram:
         """Until the interpreter has ended, however."""
         await asyncio.wait([self._task])
 
-    def take(self) -> msgspec.Raw | None:
-        """The events since the last call, encoded; ``None`` when there are none."""
+    def take_events(self) -> list[Event]:
+        """The events since the last call."""
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
         if not self._events:
-            return None
+            return []
         self._last = self._loop.time()
         events, self._events, self.size = self._events, [], 0
-        return msgspec.Raw(_encoder.encode(events))
+        return events
+
+    def take(self) -> msgspec.Raw | None:
+        """The same, encoded; ``None`` when there are none."""
+        events = self.take_events()
+        return msgspec.Raw(_encoder.encode(events)) if events else None
 
     def _emit(self, events: list[Event]) -> None:
         patient = True

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import itertools
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import msgspec
@@ -34,11 +33,13 @@ from ..protocol.messages import (
     RegisterProgram,
     Welcome,
 )
+from . import origin
 from .client import Client
 from .clients import Clients
 from .control import flush_cache, server_info
 from .executor import EngineExecutor
 from .generate import generate
+from .keys import Keys
 from .running import RunningProgram
 
 log = logging.getLogger(__name__)
@@ -74,14 +75,14 @@ class Service:
         model: str,
         version: str = "",
         tokenizer_folder: str | None = None,
-        api_key: str | None = None,
+        api_key: str | Iterable[str] | None = None,
         limits: ServiceLimits | None = None,
     ) -> None:
         self.executor = executor
         self.model = model
         self.version = version
         self._tokenizer_folder = tokenizer_folder
-        self._api_key = api_key
+        self._keys = Keys(api_key)
         self._limits = limits or ServiceLimits()
         self._numbers = itertools.count(1)
         self._draining = False
@@ -126,7 +127,8 @@ class Service:
         elif not client.welcomed:
             raise BackendError("the first message of a connection must be hello")
         else:
-            self._handlers[type(message)](client, message)
+            with origin.of(client.origin):
+                self._handlers[type(message)](client, message)
 
     # --- messages, one method each ---
 
@@ -136,9 +138,11 @@ class Service:
                 f"the client speaks protocol version {message.version},"
                 f" this server speaks version {PROTOCOL_VERSION}"
             )
-        given = (message.api_key or "").encode("utf-8", "replace")
-        if self._api_key is not None and not hmac.compare_digest(given, self._api_key.encode()):
-            raise BackendError("the API key is missing or wrong")
+        if self._keys:
+            owner = self._keys.owner((message.api_key or "").encode("utf-8", "replace"))
+            if owner is None:
+                raise BackendError("the API key is missing or wrong")
+            client.origin = origin.Origin(owner)
         client.welcomed = True
         client.name = "".join(filter(str.isprintable, message.client[:100]))
         welcome = Welcome(
@@ -164,24 +168,48 @@ class Service:
             self._clients.send(client, ProgramEvents(pid=message.pid, events=done))
             return
 
+        def ready(running: RunningProgram) -> None:
+            self._clients.attempt(client, lambda: client.send_events(running))
+
+        running = self.start(
+            program,
+            ready,
+            pid=message.pid,
+            args=message.args,
+            sampling=message.sampling,
+            stream=message.stream,
+            cache_salt=message.cache_salt,
+        )
+        client.programs[message.pid] = running
+        self._feed(running, program.instructions, message.closed)
+
+    def start(
+        self,
+        program: Program,
+        ready: Callable[[RunningProgram], None],
+        *,
+        pid: int = 0,
+        args: dict[str, Any],
+        sampling: dict[str, Any],
+        stream: bool,
+        cache_salt: str | None = None,
+    ) -> RunningProgram:
+        """Run a program with these arguments, ``sampling`` over its own. Its instructions are for
+        the caller to feed."""
+
         def make(emit: Callable[[list[Event]], None]) -> Interpreter:
             return Interpreter(
                 self.executor,
                 emit,
                 program=next(self._numbers),
-                sampling={**program.sampling, **message.sampling},
-                args=message.args,
-                stream=message.stream,
+                sampling={**program.sampling, **sampling},
+                args=args,
+                stream=stream,
                 limits=self._limits.program,
-                cache_salt=message.cache_salt,
+                cache_salt=cache_salt,
             )
 
-        def ready(running: RunningProgram) -> None:
-            self._clients.attempt(client, lambda: client.send_events(running))
-
-        running = RunningProgram(message.pid, make, ready)
-        client.programs[message.pid] = running
-        self._feed(running, program.instructions, message.closed)
+        return RunningProgram(pid, make, ready)
 
     def _feed(self, running: RunningProgram, instructions: Any, closed: bool) -> None:
         try:
