@@ -11,6 +11,7 @@ from .attention.dispatch import attend
 from .attention.fused import fused_decode
 from .attention.meta import AttentionMeta
 from .invariant import invariant_linear
+from .ops import Norm
 from .reference import sampling as reference
 
 
@@ -86,6 +87,13 @@ class DeviceOps:
             return invariant_linear(x, weight, bias, pdl=self.pdl)
         return linear.linear(x, weight, bias, pdl=self.pdl)
 
+    def head(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """`linear` of the last layer, in float32: rounding to 16 bits would cost as much as all
+        that was rounded before."""
+        if self.invariant:
+            return invariant_linear(x, weight, out=linear.wide(x, weight), pdl=self.pdl)
+        return linear.head(x, weight, pdl=self.pdl)
+
     def norm_linear(
         self,
         x: torch.Tensor,
@@ -94,11 +102,12 @@ class DeviceOps:
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
         offset: float = 0.0,
+        normed: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """`linear` of `rms_norm` of x [T, K]: one kernel for few rows. x is not changed."""
         if self.invariant:
             return self.linear(self.rms_norm(x, norm_weight, eps, offset), weight, bias)
-        return linear.norm_linear(x, norm_weight, eps, weight, bias, offset, pdl=self.pdl)
+        return linear.norm_linear(x, norm_weight, eps, weight, bias, offset, normed, pdl=self.pdl)
 
     def linear_add(
         self,
@@ -106,11 +115,13 @@ class DeviceOps:
         weight: torch.Tensor,
         residual: torch.Tensor,
         bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """residual [T, N] += `linear` of x, in place; returns residual."""
-        if self.invariant:
-            return residual.add_(self.linear(x, weight, bias))
-        return linear.linear_add(x, weight, residual, bias, pdl=self.pdl)
+        norm: Norm | None = None,
+    ) -> torch.Tensor | None:
+        """See `Ops.linear_add`."""
+        if not self.invariant:
+            return linear.linear_add(x, weight, residual, bias, norm, pdl=self.pdl)
+        residual.add_(self.linear(x, weight, bias))
+        return None
 
     def norm_gate_up(
         self,
@@ -120,12 +131,15 @@ class DeviceOps:
         weight: torch.Tensor,
         act: str,
         offset: float = 0.0,
+        normed: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """`gate` of `linear` of `rms_norm` of x, weight [2 F, K]: [T, F]; one kernel for few
         rows."""
         if self.invariant:
             return self.gate(self.norm_linear(x, norm_weight, eps, weight, None, offset), act)
-        return linear.norm_gate_up(x, norm_weight, eps, weight, act, offset, pdl=self.pdl)
+        return linear.norm_gate_up(
+            x, norm_weight, eps, weight, act, offset, normed, pdl=self.pdl
+        )  # fmt: skip
 
     def rope_write(
         self,
@@ -249,9 +263,11 @@ class DeviceOps:
             prompt_bit=reference.PROMPT_BIT, pdl=self.pdl,
         )  # fmt: skip
 
-    def mask_(self, logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def mask_(
+        self, logits: torch.Tensor, mask: torch.Tensor, at: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See `Ops.mask_`."""
-        return logits_.mask_(logits, mask, pdl=self.pdl)
+        return logits_.mask_(logits, mask, at, pdl=self.pdl)
 
     def sample(
         self,

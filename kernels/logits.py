@@ -48,9 +48,11 @@ def penalize_kernel(
 def mask_kernel(
     logits,
     mask,
+    at,
     words,
     VOCABULARY: tl.constexpr,
     BLOCK: tl.constexpr,
+    INDEXED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -59,6 +61,8 @@ def mask_kernel(
     there = token < VOCABULARY
     word = tl.load(mask + row * words + token // 32, mask=there, other=-1)
     forbidden = ((word >> (token % 32)) & 1) == 0
+    if INDEXED:
+        row = tl.load(at + row).to(tl.int64)
     place = logits + row * VOCABULARY + token
     tl.store(place, float("-inf"), mask=there & forbidden)
 
@@ -113,14 +117,23 @@ def penalize_(
     return logits
 
 
-def mask_(logits: torch.Tensor, mask: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
-    """Set logits [S, V] to -inf in place where mask [S, ceil(V / 32)] int32 has a 0: bit v % 32 of
-    word v // 32.
+def mask_(
+    logits: torch.Tensor,
+    mask: torch.Tensor,
+    at: torch.Tensor | None = None,
+    *,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Set logits [S, V] to -inf in place where mask [M, ceil(V / 32)] int32 has a 0: bit v % 32 of
+    word v // 32. Row i of the mask is for logits row at[i] ([M] int32), or i without ``at``.
 
     Raises ValueError for shapes that do not fit.
     """
     rows, vocabulary = check_logits(logits)
     words = ceil_div(vocabulary, 32)
+    if at is not None:
+        require(at.dim() == 1 and at.dtype == torch.int32, "at must be [M] int32")
+        rows = len(at)
     require(
         mask.shape == (rows, words) and mask.dtype == torch.int32 and mask.is_contiguous(),
         f"mask must be [{rows}, {words}] int32, contiguous",
@@ -131,9 +144,11 @@ def mask_(logits: torch.Tensor, mask: torch.Tensor, *, pdl: bool = False) -> tor
             (rows, ceil_div(vocabulary, BLOCK)),
             logits,
             mask,
+            mask if at is None else at,
             words,
             VOCABULARY=vocabulary,
             BLOCK=BLOCK,
+            INDEXED=at is not None,
             device=logits.device,
             pdl=pdl,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, Protocol, cast
 
 import torch
@@ -9,6 +10,15 @@ import torch
 from .attention.meta import AttentionMeta
 
 Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """An RMS norm that stands before a linear layer: its weight [K], and what is added to that."""
+
+    weight: torch.Tensor
+    eps: float
+    offset: float = 0.0
 
 
 class Ops(Protocol):
@@ -50,6 +60,11 @@ class Ops(Protocol):
         """``x`` [T, K] times ``weight`` [N, K] transposed, plus ``bias`` [N]: [T, N]."""
         ...
 
+    def head(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """`linear` of the last layer: [S, V] in the finest dtype that the device gives for
+        nothing."""
+        ...
+
     def norm_linear(
         self,
         x: torch.Tensor,
@@ -58,8 +73,9 @@ class Ops(Protocol):
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
         offset: float = 0.0,
+        normed: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`linear` of `rms_norm` of x [T, K]: [T, N]."""
+        """`linear` of `rms_norm` of x [T, K], which is ``normed`` where it is there: [T, N]."""
         ...
 
     def linear_add(
@@ -68,8 +84,10 @@ class Ops(Protocol):
         weight: torch.Tensor,
         residual: torch.Tensor,
         bias: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """``residual`` [T, N] += `linear` of x, in place; returns it."""
+        norm: Norm | None = None,
+    ) -> torch.Tensor | None:
+        """``residual`` [T, N] += `linear` of x, in place. Returns ``norm`` of the residual where it
+        comes for nothing."""
         ...
 
     def norm_gate_up(
@@ -80,8 +98,10 @@ class Ops(Protocol):
         weight: torch.Tensor,
         act: Activation,
         offset: float = 0.0,
+        normed: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`gate` of `linear` of `rms_norm` of x, ``weight`` [2F, K]: [T, F]."""
+        """`gate` of `linear` of `rms_norm` of x, which is ``normed`` where it is there; ``weight``
+        [2F, K]: [T, F]."""
         ...
 
     def rope_write(
@@ -201,9 +221,12 @@ class Ops(Protocol):
         float32 saturate at its largest value."""
         ...
 
-    def mask_(self, logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Set logits to -inf where the bit of ``mask`` [S, ceil(V / 32)] int32 is 0: bit v % 32,
-        from the lowest, of word v // 32."""
+    def mask_(
+        self, logits: torch.Tensor, mask: torch.Tensor, at: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Set logits to -inf where the bit of ``mask`` [M, ceil(V / 32)] int32 is 0: bit v % 32,
+        from the lowest, of word v // 32. Row i of the mask is for logits row ``at[i]`` ([M] int32);
+        without ``at`` there is one for every row. Other rows stay as they are."""
         ...
 
     def sample(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from .hashing import uniform
@@ -53,13 +54,17 @@ def add_at_(
     return logits.index_put_((rows, ids), touched)
 
 
-def mask_(logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """-inf where the bit of ``mask`` [S, ceil(V / 32)] int32 is 0 (bit v % 32 of word v // 32)."""
+def mask_(logits: torch.Tensor, mask: torch.Tensor, at: torch.Tensor | None = None) -> torch.Tensor:
+    """-inf where the bit of ``mask`` [M, ceil(V / 32)] int32 is 0 (bit v % 32 of word v // 32); row
+    i is for logits row ``at[i]``, or i without ``at``."""
     size = logits.shape[1]
-    shifts = torch.arange(32, dtype=torch.int32, device=mask.device)
-    bits = (mask.unsqueeze(-1) >> shifts) & 1
-    allowed = bits.flatten(1)[:, :size] != 0
-    return logits.masked_fill_(~allowed, -torch.inf)
+    data = mask.contiguous().numpy().astype("<i4", copy=False).view(np.uint8)
+    bits = np.unpackbits(data, axis=1, count=size, bitorder="little")
+    forbidden = torch.from_numpy(bits == 0)
+    if at is None:
+        return logits.masked_fill_(forbidden, -torch.inf)
+    picked = logits.index_select(0, at).masked_fill_(forbidden, -torch.inf)
+    return logits.index_copy_(0, at.to(torch.int64), picked)
 
 
 def sample(

@@ -53,4 +53,6 @@ def resolve(
         logprobs=params.return_logprob or params.top_logprobs_num > 0,
         top_logprobs=params.top_logprobs_num,
         logprob_start=start if start < prompt_tokens else -1,
+        constraint=params.constraint,
+        jump_forward=params.jump_forward,
     )

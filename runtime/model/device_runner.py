@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from ...kernels.attention.meta import AttentionMeta
 from ...kernels.ops import Ops, ops_for
-from ..scheduler.batch import FROM_DEVICE, IntArray, PositionLogprobs, StepBatch, StepResult
+from ..scheduler.batch import FROM_DEVICE, IntArray, StepBatch
 from .config import ModelConfig
+from .device_ticket import DeviceTicket, MaskedTicket, Scored
 from .families.registry import family_of
 from .graphs import CapturedDecode, CapturedExtend, Parts
 from .layers.weights import Weights
+from .mask_rows import MaskRows
 from .sampler import Sampled, Sampler
 from .staging import Staging, fetch
 from .tables import RequestTables
@@ -33,35 +34,8 @@ FUSED_UP_TO = 0
 kernels that overlap are faster at every size."""
 LOGITS_BYTES = 1 << 30
 
-
-@dataclass(slots=True)
-class DeviceTicket:
-    """A launched step: its samples are on their way to pinned host memory."""
-
-    event: torch.cuda.Event
-    sampled: Sampled
-    count: int
-    scored: list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]]
-    spans: list[int]
-
-    def ready(self) -> bool:
-        return self.event.query()
-
-    def result(self) -> StepResult:
-        self.event.synchronize()
-        sampled, count = self.sampled, self.count
-        result = StepResult(
-            tokens=sampled.ids.numpy()[:count].astype(np.int32, copy=False),
-            bad=sampled.bad.numpy()[:count],
-        )
-        if sampled.logprobs is not None:
-            result.logprobs = sampled.logprobs.numpy()
-        if sampled.top_ids is not None and sampled.top_logprobs is not None:
-            result.top_ids = sampled.top_ids.numpy()
-            result.top_values = sampled.top_logprobs.numpy()
-        if self.scored:
-            result.prompt_logprobs = _positions(self.scored, self.spans)
-        return result
+_Mask = tuple[torch.Tensor, torch.Tensor] | None
+"""Allowed tokens [M, ceil(V / 32)] int32, and which samples [M] int32 they are for."""
 
 
 class DeviceRunner:
@@ -103,6 +77,7 @@ class DeviceRunner:
         group = config.num_heads // config.num_kv_heads
         self._fuses = group <= 16 and not getattr(self._ops, "invariant", False)
         self._staging = Staging(device, 1 << 16)
+        self._masks = MaskRows(device, max_rows, config.vocab_size)
         self._decodes: dict[int, CapturedDecode] = {}
         self._extends: dict[int, CapturedExtend] = {}
         self.kv = torch.empty(0)
@@ -169,22 +144,39 @@ class DeviceRunner:
         """Token counts of captured steps that hold prompts alone."""
         return tuple(self._extends)
 
-    def launch(self, batch: StepBatch) -> DeviceTicket:
+    def mask_rows(self, count: int) -> IntArray:
+        return self._masks.rows(count)
+
+    def launch(self, batch: StepBatch) -> DeviceTicket | MaskedTicket:
         with torch.inference_mode():
             for new in batch.new_rows:
                 self._sampler.set_row(new.row, new.sampling, new.prompt, new.output)
             decode = self._captured_decode(batch)
             if decode is not None:
                 decode.enter(batch)
-                return self._sample_captured(batch, decode, decode.run())
+                raw = decode.run()
+                return self._when_masked(
+                    batch, lambda mask: self._sample_captured(batch, decode, raw, mask)
+                )
             positions = _positions_of(batch)
             extend = self._captured_extend(batch)
             if extend is not None:
                 self._enter_tables(batch, positions)
                 extend.enter(batch, positions)
-                return self._sample_captured(batch, extend, extend.run())
+                raw = extend.run()
+                return self._when_masked(
+                    batch, lambda mask: self._sample_captured(batch, extend, raw, mask)
+                )
             hidden = self._eager(batch, positions)
-            return self._sample_eager(batch, hidden)
+            return self._when_masked(batch, lambda mask: self._sample_eager(batch, hidden, mask))
+
+    def _when_masked(
+        self, batch: StepBatch, sample: Callable[[_Mask], DeviceTicket]
+    ) -> DeviceTicket | MaskedTicket:
+        """Sample now, or when the masks have come, the last of which `mask_rows` gave."""
+        if not len(batch.masked):
+            return sample(None)
+        return MaskedTicket(lambda _: sample(self._masks.upload(batch.masked)))
 
     def close(self) -> None:
         """Let go of graphs and KV memory; nothing may be launched afterwards."""
@@ -257,10 +249,14 @@ class DeviceRunner:
         return self._decoder.forward(ids, where, slots.long(), meta, self.kv)
 
     def _sample_captured(
-        self, batch: StepBatch, step: CapturedDecode | CapturedExtend, raw: torch.Tensor
+        self,
+        batch: StepBatch,
+        step: CapturedDecode | CapturedExtend,
+        raw: torch.Tensor,
+        mask: _Mask,
     ) -> DeviceTicket:
         rows = batch.rows[batch.samples]
-        plain = not batch.want_logprobs and not batch.top_logprobs
+        plain = not batch.want_logprobs and not batch.top_logprobs and mask is None
         if plain and len(rows) == len(batch.rows) and self._sampler.all_greedy(rows):
             ids, bad = step.run_greedy()
             return self._ticket(batch, Sampled(ids[: len(rows)], bad[: len(rows)]), [])
@@ -268,28 +264,29 @@ class DeviceRunner:
         if len(rows) < len(batch.rows):
             (at,) = self._staging.upload([batch.samples])
             logits = logits.index_select(0, at)
-        return self._draw(batch, self._decoder.finish_logits(logits), [])
+        return self._draw(batch, self._decoder.finish_logits(logits), [], mask)
 
-    def _sample_eager(self, batch: StepBatch, hidden: torch.Tensor) -> DeviceTicket:
+    def _sample_eager(self, batch: StepBatch, hidden: torch.Tensor, mask: _Mask) -> DeviceTicket:
         ends = np.cumsum(batch.q_lens, dtype=np.int32)
         scored = self._score(batch, hidden, ends) if batch.prompt_logprobs else []
         (last,) = self._staging.upload([ends[batch.samples] - 1])
         rows = batch.rows[batch.samples]
         picked = hidden.index_select(0, last)
-        plain = not batch.want_logprobs and not batch.top_logprobs
+        plain = not batch.want_logprobs and not batch.top_logprobs and mask is None
         if plain and len(rows) and self._sampler.all_greedy(rows):
             ids, bad = self._ops.greedy(self._decoder.raw_logits(picked))
             (at,) = self._staging.upload([rows])
             self._tables.sampled(at.long(), ids)
             return self._ticket(batch, Sampled(ids, bad), scored)
         logits = self._decoder.logits(picked) if len(rows) else picked.float()
-        return self._draw(batch, logits, scored)
+        return self._draw(batch, logits, scored, mask)
 
     def _draw(
         self,
         batch: StepBatch,
         logits: torch.Tensor,
-        scored: list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]],
+        scored: list[Scored],
+        mask: _Mask,
     ) -> DeviceTicket:
         rows = batch.rows[batch.samples]
         if not len(rows):
@@ -299,6 +296,8 @@ class DeviceRunner:
             logits,
             rows,
             batch.steps,
+            mask=None if mask is None else mask[0],
+            masked=None if mask is None else mask[1],
             logprobs=batch.want_logprobs or batch.top_logprobs > 0,
             top=batch.top_logprobs,
         )
@@ -306,9 +305,7 @@ class DeviceRunner:
         self._tables.sampled(at.long(), sampled.ids)
         return self._ticket(batch, sampled, scored)
 
-    def _score(
-        self, batch: StepBatch, hidden: torch.Tensor, ends: IntArray
-    ) -> list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]]:
+    def _score(self, batch: StepBatch, hidden: torch.Tensor, ends: IntArray) -> list[Scored]:
         """Log-probs of prompt tokens, all positions in common chunks; (values, top ids, top)."""
         where = np.concatenate(
             [
@@ -318,7 +315,7 @@ class DeviceRunner:
         ).astype(np.int32)
         at, targets = self._staging.upload([where, np.concatenate(batch.targets)])
         chunk = max(1, LOGITS_BYTES // (4 * self.vocab_size))
-        found: list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]] = []
+        found: list[Scored] = []
         for rows, ids in zip(at.split(chunk), targets.split(chunk)):
             logits = self._decoder.logits(hidden.index_select(0, rows))
             values = fetch(self._ops.token_logprobs(logits, ids))
@@ -333,7 +330,7 @@ class DeviceRunner:
         self,
         batch: StepBatch,
         sampled: Sampled,
-        scored: list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]],
+        scored: list[Scored],
     ) -> DeviceTicket:
         host = Sampled(
             fetch(sampled.ids),
@@ -353,20 +350,6 @@ def _positions_of(batch: StepBatch) -> IntArray:
     starts = np.cumsum(batch.q_lens) - batch.q_lens
     first = batch.kv_lens - batch.q_lens - starts
     return (np.arange(batch.num_tokens) + np.repeat(first, batch.q_lens)).astype(np.int32)
-
-
-def _positions(
-    scored: list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]], spans: list[int]
-) -> list[PositionLogprobs]:
-    cuts = np.cumsum(spans)[:-1]
-    values = np.split(torch.cat([s[0] for s in scored]).numpy(), cuts)
-    found = [PositionLogprobs(v) for v in values]
-    if scored[0][1] is not None:
-        ids = np.split(torch.cat([s[1] for s in scored if s[1] is not None]).numpy(), cuts)
-        top = np.split(torch.cat([s[2] for s in scored if s[2] is not None]).numpy(), cuts)
-        for part, part_ids, part_top in zip(found, ids, top):
-            part.top_ids, part.top_values = part_ids, part_top
-    return found
 
 
 def _dummy_batch(row: int, q_lens: list[int]) -> StepBatch:

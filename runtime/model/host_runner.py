@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 
 from ...kernels.attention.meta import AttentionMeta
 from ...kernels.ops import ops_for
-from ..scheduler.batch import LongArray, PositionLogprobs, StepBatch, StepResult
+from ..scheduler.batch import IntArray, LongArray, PositionLogprobs, StepBatch, StepResult
 from .config import ModelConfig
 from .families.registry import family_of
 from .layers.weights import Weights
@@ -33,14 +33,27 @@ def auto_dtype(device: torch.device | str = "cpu") -> torch.dtype:
 
 @dataclass(slots=True)
 class HostTicket:
-    """A step that is over. `result` returns its samples, or raises what it raised."""
+    """A step that is over, but perhaps for its samples. `result` returns them, or raises what the
+    step raised."""
 
-    outcome: StepResult | Exception
+    outcome: StepResult | Exception | None = None
+    sample: Callable[[IntArray], StepResult] | None = None
 
     def ready(self) -> bool:
-        return True
+        return self.outcome is not None
+
+    def mask(self, rows: IntArray) -> None:
+        if self.sample is None:
+            return
+        try:
+            with torch.inference_mode():
+                self.outcome = self.sample(rows)
+        except Exception as error:
+            self.outcome = error
+        self.sample = None
 
     def result(self) -> StepResult:
+        assert self.outcome is not None, "the step waits for its masks"
         if isinstance(self.outcome, Exception):
             raise self.outcome
         return self.outcome
@@ -90,21 +103,32 @@ class HostRunner:
     def launch(self, batch: StepBatch) -> HostTicket:
         try:
             with torch.inference_mode():
-                return HostTicket(self._step(batch))
+                hidden, ends = self._compute(batch)
+                if len(batch.masked):
+                    return HostTicket(sample=lambda rows: self._finish(batch, hidden, ends, rows))
+                return HostTicket(self._finish(batch, hidden, ends, None))
         except Exception as error:
             return HostTicket(error)
+
+    def mask_rows(self, count: int) -> IntArray:
+        return np.empty((count, -(-self.vocab_size // 32)), np.int32)
 
     def close(self) -> None:
         """Let go of KV memory; nothing may be launched afterwards."""
         self.kv = torch.empty(0)
 
-    def _step(self, batch: StepBatch) -> StepResult:
+    def _compute(self, batch: StepBatch) -> tuple[torch.Tensor, LongArray]:
+        """Hidden states of the step's tokens, and where each item's end."""
         for new in batch.new_rows:
             self._tables.add(new)
             self._sampler.set_row(new.row, new.sampling, new.prompt, new.output)
         ends = np.cumsum(batch.q_lens, dtype=np.int64)
-        hidden = self._forward(batch, ends)
-        sampled = self._sample(batch, hidden, ends)
+        return self._forward(batch, ends), ends
+
+    def _finish(
+        self, batch: StepBatch, hidden: torch.Tensor, ends: LongArray, mask: IntArray | None
+    ) -> StepResult:
+        sampled = self._sample(batch, hidden, ends, mask)
         result = StepResult(tokens=sampled.ids.numpy(), bad=sampled.bad.numpy())
         if sampled.logprobs is not None:
             result.logprobs = sampled.logprobs.numpy()
@@ -141,7 +165,9 @@ class HostRunner:
         at = torch.from_numpy(positions.astype(np.int32))
         return self._decoder.forward(ids, at, slots, meta, self.kv)
 
-    def _sample(self, batch: StepBatch, hidden: torch.Tensor, ends: LongArray) -> Sampled:
+    def _sample(
+        self, batch: StepBatch, hidden: torch.Tensor, ends: LongArray, mask: IntArray | None
+    ) -> Sampled:
         if len(batch.samples) == 0:
             empty = torch.zeros(0, dtype=torch.int32)
             return Sampled(empty, empty.bool())
@@ -152,6 +178,8 @@ class HostRunner:
             logits,
             rows,
             batch.steps,
+            mask=None if mask is None else torch.from_numpy(mask),
+            masked=None if mask is None else torch.from_numpy(batch.masked.astype(np.int32)),
             logprobs=batch.want_logprobs or batch.top_logprobs > 0,
             top=batch.top_logprobs,
         )

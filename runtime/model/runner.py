@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ..scheduler.batch import StepBatch, StepResult
+from ..scheduler.batch import IntArray, StepBatch, StepResult
 
 
 class Ticket(Protocol):
@@ -12,6 +12,12 @@ class Ticket(Protocol):
 
     def ready(self) -> bool:
         """Whether `result` would return without waiting."""
+        ...
+
+    def mask(self, rows: IntArray) -> None:
+        """Sample, where the batch has ``masked`` samples: ``rows`` [M, ceil(vocab_size / 32)] are
+        their allowed tokens, bit v % 32 of word v // 32, as `Runner.mask_rows` gave them. Once,
+        before `result` and before the next launch."""
         ...
 
     def result(self) -> StepResult:
@@ -39,6 +45,11 @@ class Runner(Protocol):
 
     def launch(self, batch: StepBatch) -> Ticket:
         """Start a step. Returns at once where the device is asynchronous."""
+        ...
+
+    def mask_rows(self, count: int) -> IntArray:
+        """[count, ceil(vocab_size / 32)] for `Ticket.mask`, to be filled; what was there means
+        nothing, and the next call may give the same memory."""
         ...
 
     def close(self) -> None: ...

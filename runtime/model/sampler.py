@@ -98,12 +98,14 @@ class Sampler:
         steps: IntArray,
         *,
         mask: torch.Tensor | None = None,
+        masked: torch.Tensor | None = None,
         logprobs: bool = False,
         top: int = 0,
     ) -> Sampled:
         """Take a token for each of ``rows`` [S]. ``logits`` [S, V] float32 may be changed.
 
-        ``steps`` [S]: tokens sampled before. ``mask`` [S, ceil(V / 32)] int32: allowed tokens.
+        ``steps`` [S]: tokens sampled before. ``mask`` [M, ceil(V / 32)] int32: allowed tokens, of
+        row ``masked[i]`` ([M] int32), or of each row without ``masked``.
         """
         ops = self.ops
         needs = int(np.bitwise_or.reduce(self._needs[rows])) if len(rows) else 0
@@ -115,7 +117,9 @@ class Sampler:
         raw = logits.clone() if logprobs and changed else logits
         bad = ops.greedy(logits)[1] if changed else None
         if changed:
-            self._change(logits, rows, steps, needs, mask)
+            self._change(logits, rows, steps, needs)
+        if mask is not None:
+            ops.mask_(logits, mask, masked)
         if needs & _DRAW:
             ids, dead = self._draw(logits, rows, steps, bool(needs & _FILTER))
         else:
@@ -133,7 +137,6 @@ class Sampler:
         rows: IntArray,
         steps: IntArray,
         needs: int,
-        mask: torch.Tensor | None,
     ) -> None:
         if needs & _PENALTY:
             self._penalties.apply_(logits, rows)
@@ -148,8 +151,6 @@ class Sampler:
                 if r in self._stops and steps[i] < self._minimum[r]
             ]
             self._add(logits, entries)
-        if mask is not None:
-            self.ops.mask_(logits, mask)
 
     def _add(
         self,

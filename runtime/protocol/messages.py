@@ -11,6 +11,7 @@ import msgspec
 
 from .errors import ErrorInfo
 from .meta import MetaInfo
+from .sampling import Constraint
 
 PROTOCOL_VERSION = 1
 
@@ -177,6 +178,9 @@ class EngineSampling(_Message, frozen=True, kw_only=True, tag="sampling"):
     top_logprobs: int = 0
     logprob_start: int = -1
     """Positions of the prompt from here on get log-probs too; -1: none of the prompt."""
+    constraint: Constraint | None = None
+    jump_forward: bool = True
+    """Whether tokens that the constraint forces are appended without a step for each."""
 
 
 class Submit(_Message, frozen=True, kw_only=True, tag="submit"):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -23,11 +24,19 @@ ALIASES = {
 }
 
 
-class Constraint(msgspec.Struct, frozen=True):
-    """What the output must match. ``kind``: regex, json_schema, ebnf or choice."""
+CONSTRAINTS = {"regex": "regex", "json_schema": "json_schema", "ebnf": "ebnf"}
+"""Sampling parameters that are a constraint, and its kind: SGLang's spelling."""
+
+
+class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the output must match. ``kind``: regex, json_schema, ebnf or choice (``spec`` is a JSON
+    list of strings). ``whitespace`` between the tokens of JSON: none, or a little (flexible).
+    ``after``: text, the end of a model's thinking, up to which nothing is constrained."""
 
     kind: str
     spec: str
+    whitespace: Literal["compact", "flexible"] = "compact"
+    after: str = ""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -151,12 +160,14 @@ def sampling_from(*layers: Mapping[str, Any]) -> SamplingParams:
     """
     merged: dict[str, Any] = {}
     for layer in layers:
+        given: dict[str, Any] = {}
         for key, value in layer.items():
             name = ALIASES.get(key, key)
-            if name not in FIELDS:
+            if name not in FIELDS and name not in CONSTRAINTS:
                 raise BadInputError(f"unknown sampling parameter {key!r}", param=key)
             if value is not None:
-                merged[name] = value
+                given[name] = value
+        merged |= _with_constraint(given)
     stop = merged.get("stop")
     if isinstance(stop, str):
         merged["stop"] = (stop,) if stop else ()
@@ -178,3 +189,22 @@ def sampling_from(*layers: Mapping[str, Any]) -> SamplingParams:
         name = path.rstrip("`").split("[")[0] or None
         raise BadInputError(f"{name or 'sampling'}: {message}", param=name) from None
     return params.check()
+
+
+def _with_constraint(given: dict[str, Any]) -> dict[str, Any]:
+    """A layer's regex, json_schema or ebnf as its constraint."""
+    names = [name for name in (*CONSTRAINTS, "constraint") if name in given]
+    if len(names) > 1:
+        raise BadInputError(
+            f"at most one constraint can be given, not {' and '.join(names)}", param=names[1]
+        )
+    if not names or names[0] == "constraint":
+        return given
+    (name,) = names
+    spec = given.pop(name)
+    if name == "json_schema" and isinstance(spec, (Mapping, bool)):
+        try:
+            spec = json.dumps(spec, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise BadInputError(f"json_schema is no JSON: {error}", param=name) from None
+    return {**given, "constraint": {"kind": CONSTRAINTS[name], "spec": spec}}

@@ -69,6 +69,9 @@ class StepBatch:
     """The largest number of top log-probs that any row wants."""
     num_decodes: int = 0
     """How many leading items decode (q_len 1, input `FROM_DEVICE` or known)."""
+    masked: LongArray = field(default_factory=lambda: np.empty(0, np.int64))
+    """[M] positions in `samples` that may sample some tokens only. Where there are any, launching
+    computes logits; the step samples when its ticket is given the masks."""
 
     @property
     def num_tokens(self) -> int:

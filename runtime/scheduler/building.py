@@ -65,8 +65,8 @@ class StepBuilder:
         self.count = self._num_decodes = len(at)
 
     def add_chunk(self, request: Request, end: int) -> None:
-        """The tokens of a request's prompt up to ``end``; its last chunk samples. The slots they
-        are written to follow by `write_to`."""
+        """The tokens of a request up to ``end``: its prompt, or output that was forced; the last
+        chunk samples. The slots they are written to follow by `write_to`."""
         rows, row = self._rows, request.row
         start = int(rows.computed[row])
         self._items.append(np.array([row], np.int32))
@@ -127,5 +127,6 @@ class StepBuilder:
             want_logprobs=bool(rows.wants_logprobs[sampling].any()),
             top_logprobs=max(wanted, default=0),
             num_decodes=self._num_decodes,
+            masked=np.flatnonzero(rows.masked[sampling]),
         )
         return Planned(batch, sampling, rows.epoch[sampling], self._scored, self._ended)

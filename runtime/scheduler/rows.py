@@ -39,6 +39,7 @@ class Rows:
         self.stop_strings = np.zeros(max_rows, np.bool_)
         self.wants_logprobs = np.zeros(max_rows, np.bool_)
         self.top_logprobs = np.zeros(max_rows, np.int32)
+        self.masked = np.zeros(max_rows, np.bool_)
         self._free = list(range(max_rows - 1, -1, -1))
         self.running = 0
 
@@ -70,6 +71,7 @@ class Rows:
         self.stop_strings[row] = bool(sampling.stops)
         self.wants_logprobs[row] = sampling.logprobs
         self.top_logprobs[row] = sampling.top_logprobs
+        self.masked[row] = sampling.constraint is not None
         request.row = row
         self.running += 1
         return row
@@ -86,6 +88,17 @@ class Rows:
         self._free.append(row)
         self.running -= 1
         return request
+
+    def force(self, row: int, tokens: IntArray) -> None:
+        """Output that the row did not sample becomes known, and is to be computed like a prompt. A
+        step under way that samples for the row no longer counts."""
+        known = int(self.known[row])
+        target = known + len(tokens)
+        self.tokens[row, known:target] = tokens
+        self.known[row] = self.target[row] = target
+        self.sampled[row] = target - self.prompt_len[row]
+        self.state[row] = PREFILL
+        self.epoch[row] += 1
 
     def private(self, row: int) -> IntArray:
         """Slots of a row that are not the tree's."""

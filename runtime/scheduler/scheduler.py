@@ -66,6 +66,8 @@ class Scheduler:
         self.memory = memory
         self.rows = Rows(limits.max_rows, limits.context_length)
         self.waiting: list[Request] = []
+        self.aside: list[Request] = []
+        """Requests that cannot be considered yet: their grammar is being compiled."""
         self.failed: list[tuple[Request, RametError]] = []
         """Requests that can never run; the engine takes them away."""
         self.num_retracted = 0
@@ -79,8 +81,9 @@ class Scheduler:
 
     # --- requests come and go -------------------------------------------------------------------
 
-    def add(self, request: Request) -> None:
-        """Queue a request. Raises `ContextLengthError` for one that can never run."""
+    def add(self, request: Request, *, aside: bool = False) -> None:
+        """Queue a request, or with ``aside`` keep it until `bring_in`. Raises `ContextLengthError`
+        for one that can never run, `QueueFullError`."""
         room = min(self.limits.context_length, self.memory.total)
         if request.prompt_len < 1:
             raise ContextLengthError("the prompt is empty", param="prompt")
@@ -101,20 +104,52 @@ class Scheduler:
                 f"{self.limits.context_length}",
                 param="max_new_tokens",
             )
-        if len(self.waiting) >= self.limits.max_waiting:
+        if len(self.waiting) + len(self.aside) >= self.limits.max_waiting:
             raise QueueFullError(f"the queue is full ({self.limits.max_waiting} requests)")
         self._serial += 1
         request.serial = self._serial
         request.arrival = request.arrival or time.monotonic()
-        self.waiting.append(request)
+        (self.aside if aside else self.waiting).append(request)
+
+    def bring_in(self, request: Request) -> None:
+        """A request that stood aside takes the place in the queue that it would have now."""
+        self.aside.remove(request)
+        at = len(self.waiting)
+        while at and self._stands_behind(self.waiting[at - 1], request):
+            at -= 1
+        self.waiting.insert(at, request)
+
+    @staticmethod
+    def _stands_behind(queued: Request, request: Request) -> bool:
+        return queued.arrival > request.arrival and not queued.retractions
 
     def remove(self, request: Request, *, poisoned: bool = False) -> Node | None:
         """Take a request away, wherever it is. What it computed stays cached (unless it is
         ``poisoned``), up to the node returned (``None`` if it was not running)."""
         if request.row >= 0:
             return self._leave(request.row, poisoned=poisoned)
-        self.waiting.remove(request)
+        (self.aside if request in self.aside else self.waiting).remove(request)
         return None
+
+    def append_forced(self, row: int, tokens: IntArray) -> bool:
+        """Give a decoding row output that it did not sample. It is computed like a prompt, and the
+        row samples again after it; a sample of the row that is under way is dropped. Call it when
+        all that the row sampled before is known.
+
+        False, and nothing changed, when that saves no step or there is no KV for it.
+        """
+        rows = self.rows
+        known, computed = int(rows.known[row]), int(rows.computed[row])
+        target = known + len(tokens)
+        if target - computed < 2:
+            return False
+        last = int(rows.slots[row, computed - 1])
+        slots = self.memory.allocate(target - computed, computed, last)
+        if slots is None:
+            return False
+        rows.slots[row, computed:target] = slots
+        rows.force(row, tokens)
+        return True
 
     def running(self) -> Iterator[Request]:
         return (request for request in self.rows.requests if request is not None)
@@ -167,7 +202,8 @@ class Scheduler:
             budget -= end - start
             builder.add_chunk(request, end)
             own = rows.slots[row, start:end].copy()
-            self._share(row)
+            if start < request.prompt_len:  # output stays private until the request ends
+                self._share(row)
             # What the tree had already is not written again: its twin here was just freed.
             kept = rows.slots[row, start:end]
             builder.write_to(np.where(kept == own, own, np.int32(SCRATCH)))

@@ -83,6 +83,18 @@ def test_mask(size, device):
     assert torch.equal(changes.mask_(x, words.to(device)).cpu(), want)
 
 
+@pytest.mark.parametrize("at", [[2], [0, 3], [3, 1, 0, 2]])
+def test_a_mask_of_some_rows(at, device):
+    x = random_logits(4, 70, device)
+    words = torch.randint(-(2**31), 2**31, (len(at), 3), dtype=torch.int64).to(torch.int32)
+    index = torch.tensor(at, dtype=torch.int32)
+    want = x.cpu().clone()
+    for row, mask in zip(at, words):
+        want[row : row + 1] = reference.mask_(want[row : row + 1].clone(), mask[None])
+    assert torch.equal(reference.mask_(x.cpu().clone(), words, index), want)
+    assert torch.equal(changes.mask_(x, words.to(device), index.to(device)).cpu(), want)
+
+
 def test_bad_arguments_are_named(device):
     x = random_logits(2, 40, device)
     with pytest.raises(ValueError, match=r"mask must be \[2, 2\]"):
