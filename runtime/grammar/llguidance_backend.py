@@ -1,0 +1,186 @@
+"""Compiling with llguidance: JSON schemas, grammars, and regexes too large for an index."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from ..protocol.errors import GrammarError
+from .llguidance_matcher import LLGuidanceGrammar, LLGuidanceMatcher, check, explain
+from .spec import FLEXIBLE_WHITESPACE, Spec
+from .vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits, LLTokenizer
+
+_BASE_BYTES = 2 << 20
+_BYTES_PER_CHARACTER = 60
+_TRIAL_STEPS = 24
+_META = frozenset("\\.+*?()|[]{}^$#&-~/\"'")
+
+
+class LLGuidanceBackend:
+    """Earley parser over a lazy lexer. Takes every kind of spec."""
+
+    name = "llguidance"
+
+    def __init__(self) -> None:
+        self._tokenizers: weakref.WeakKeyDictionary[Vocabulary, LLTokenizer] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def supports(self, spec: Spec) -> str | None:  # noqa: ARG002
+        """It takes all that passed the checks of their own kind."""
+        return None
+
+    def try_in_worker(self, spec: Spec, vocabulary: Vocabulary) -> bytes:
+        """The library's form of the grammar, after a trial run over its first tokens."""
+        source = source_of(spec)
+        grammar = self._build(source, vocabulary)
+        _try(grammar.matcher(), vocabulary)
+        return source.encode()
+
+    def finish(self, spec: Spec, vocabulary: Vocabulary, data: bytes) -> LLGuidanceGrammar:  # noqa: ARG002
+        return self._build(data.decode(), vocabulary)
+
+    def compile(self, spec: Spec, vocabulary: Vocabulary) -> LLGuidanceGrammar:
+        return self.finish(spec, vocabulary, self.try_in_worker(spec, vocabulary))
+
+    def _build(self, source: str, vocabulary: Vocabulary) -> LLGuidanceGrammar:
+        from llguidance import LLMatcher
+
+        start = LLMatcher(self._tokenizer(vocabulary), source, log_level=0, limits=_limits())
+        check(start)
+        size = _BASE_BYTES + _BYTES_PER_CHARACTER * len(source)
+        return LLGuidanceGrammar(start, vocabulary, size)
+
+    def _tokenizer(self, vocabulary: Vocabulary) -> LLTokenizer:
+        found = self._tokenizers.get(vocabulary)
+        if found is None:
+            found = self._tokenizers[vocabulary] = _tokenizer_of(vocabulary)
+        return found
+
+
+class _Tokens:
+    """What llguidance asks of a tokenizer: the table, and ids of UTF-8."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.tokens = list(vocabulary.tokens)
+        self.bos_token_id = None
+        self.special_token_ids: list[int] = []
+        if vocabulary.eos_ids:
+            self.eos_token_id = vocabulary.eos_ids[0]
+        else:  # the library cannot do without one
+            self.eos_token_id = len(self.tokens)
+            self.tokens.append(b"")
+        # The library keeps this object as long as the vocabulary lives, not the other way round.
+        self._vocabulary = weakref.ref(vocabulary)
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        vocabulary = self._vocabulary()
+        if vocabulary is None:
+            return []
+        try:
+            return vocabulary.encode(text.encode() if isinstance(text, str) else text)
+        except GrammarError:  # bytes that no token begins with: the mask shows that they are dead
+            return []
+
+
+def _tokenizer_of(vocabulary: Vocabulary) -> LLTokenizer:
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    tokens = _Tokens(vocabulary)
+    return LLTokenizer(
+        TokenizerWrapper(tokens),
+        n_vocab=len(tokens.tokens),
+        eos_token=list(vocabulary.eos_ids) or [tokens.eos_token_id],
+        slices=LLTokenizer.json_slices(),
+    )
+
+
+def _limits() -> LLParserLimits:
+    """Bounds for one step as for the start: a step beyond them fails its own request."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        max_items_in_row=2_000,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=500_000,
+        step_max_items=100_000,
+        max_lexer_states=100_000,
+        max_grammar_size=500_000,
+        verbose_errors=False,
+    )
+
+
+def source_of(spec: Spec) -> str:
+    """The library's own form of a spec. Raises `GrammarError`."""
+    from llguidance import LLMatcher
+
+    if spec.kind == "json_schema":
+        return _schema_source(spec)
+    if spec.kind == "ebnf":
+        from llguidance.gbnf_to_lark import any_to_lark
+
+        try:
+            return LLMatcher.grammar_from_lark(any_to_lark(spec.text))
+        except Exception as error:  # the converter raises bare Exceptions
+            raise GrammarError(*explain(str(error))) from None
+    if spec.kind == "choice":
+        choices: list[str] = json.loads(spec.text)
+        return LLMatcher.grammar_from_regex("|".join(map(_literal, choices)))
+    return LLMatcher.grammar_from_regex(spec.text)
+
+
+def _schema_source(spec: Spec) -> str:
+    from llguidance import LLMatcher
+
+    schema = json.loads(spec.text)
+    compact = spec.whitespace == "compact"
+    options: dict[str, Any] = {
+        "item_separator": ",",
+        "key_separator": ":",
+        "whitespace_flexible": not compact,
+        "coerce_one_of": False,
+        "lenient": False,
+    }
+    if not compact:
+        options["whitespace_pattern"] = FLEXIBLE_WHITESPACE
+    if isinstance(schema, dict):
+        schema.pop("x-guidance", None)  # a spec does not choose how strictly it is read
+    try:
+        return LLMatcher.grammar_from_json_schema(
+            json.dumps(schema, ensure_ascii=False),
+            overrides=options,  # type: ignore[arg-type]
+        )
+    except ValueError as error:
+        raise GrammarError(*explain(str(error))) from None
+
+
+def _literal(text: str) -> str:
+    """A regex for exactly this text."""
+    return "".join(
+        f"\\{c}" if c in _META else f"\\x{ord(c):02x}" if c < " " or c == "\x7f" else c
+        for c in text
+    )
+
+
+def _try(matcher: LLGuidanceMatcher, vocabulary: Vocabulary) -> None:
+    """Take a few tokens, a different one each time: many a limit shows only then."""
+    import numpy as np
+
+    row = np.zeros(vocabulary.words, np.int32)
+    for step in range(_TRIAL_STEPS):
+        if matcher.is_done():
+            return
+        matcher.fill(row)
+        allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
+        texts = [i for i in allowed.tolist() if i not in vocabulary.eos_ids]
+        if not texts:
+            if matcher.can_end():
+                return
+            raise GrammarError("no output can match it, or none that this vocabulary can write")
+        token = texts[(step * 7919) % len(texts)]
+        if not matcher.accept(token):
+            raise GrammarError("the grammar refuses what it allows: it is too complex")

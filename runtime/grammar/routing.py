@@ -1,0 +1,40 @@
+"""Which backends are asked for a spec, in which order. One table."""
+
+from __future__ import annotations
+
+from ..protocol.errors import BadInputError
+from .backend import Backend
+
+ROUTES: dict[str, tuple[str, ...]] = {
+    "regex": ("outlines", "llguidance"),
+    "choice": ("outlines", "llguidance"),
+    "json_schema": ("llguidance",),
+    "ebnf": ("llguidance",),
+}
+BACKENDS = ("outlines", "llguidance")
+
+
+def route(kind: str, pinned: str = "auto") -> tuple[str, ...]:
+    """Names of the backends to try for a kind of spec; only ``pinned`` where that is not auto.
+
+    Raises `BadInputError` for an unknown name.
+    """
+    if pinned == "auto":
+        return ROUTES[kind]
+    if pinned not in BACKENDS:
+        known = ", ".join(("auto", *BACKENDS))
+        raise BadInputError(
+            f"unknown grammar backend {pinned!r}; known are {known}", param="grammar_backend"
+        )
+    return (pinned,)
+
+
+def make_backend(name: str) -> Backend:
+    """A backend by its name; its library is imported at its first use."""
+    if name == "outlines":
+        from .outlines_backend import OutlinesBackend
+
+        return OutlinesBackend()
+    from .llguidance_backend import LLGuidanceBackend
+
+    return LLGuidanceBackend()
