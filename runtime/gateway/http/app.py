@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ...version import version
-from . import admin
+from . import admin, programs
 from .answers import error_answer
 from .chat import chat_completions
 from .completions import completions
@@ -27,6 +27,7 @@ from .forms import (
 )
 from .guard import Guard
 from .native import generate_native
+from .program_forms import AppendForm, ProgramForm
 from .state import HttpState
 from .tokens import detokenize, tokenize
 
@@ -36,6 +37,8 @@ FORMS: dict[str, type[msgspec.Struct]] = {
     "/generate": NativeForm,
     "/tokenize": TokenizeForm,
     "/detokenize": DetokenizeForm,
+    "/v1/programs": ProgramForm,
+    "/v1/programs/{id}/append": AppendForm,
     "/abort": AbortForm,
     "/abort_request": AbortForm,
 }
@@ -48,6 +51,11 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("/v1/chat/completions", ("POST",), chat_completions),
     ("/v1/models", ("GET",), admin.models),
     ("/v1/models/{name:path}", ("GET",), admin.models),
+    ("/v1/programs", ("POST",), programs.open_program),
+    ("/v1/programs/{id}", ("GET",), programs.show),
+    ("/v1/programs/{id}", ("DELETE",), programs.cancel),
+    ("/v1/programs/{id}/append", ("POST",), programs.append),
+    ("/v1/programs/{id}/events", ("GET",), programs.events),
     ("/generate", ("POST", "PUT"), generate_native),
     ("/tokenize", ("POST",), tokenize),
     ("/detokenize", ("POST",), detokenize),
