@@ -96,8 +96,8 @@ class Vocabulary:
         ids: list[int] = []
         at = 0
         while at < len(data):
-            for length in range(min(self._longest, len(data) - at), 0, -1):
-                token = self._ids.get(data[at : at + length])
+            for length in range(min(self.longest, len(data) - at), 0, -1):
+                token = self.ids_of_bytes.get(data[at : at + length])
                 if token is not None:
                     ids.append(token)
                     at += length
@@ -107,7 +107,8 @@ class Vocabulary:
         return ids
 
     @cached_property
-    def _ids(self) -> dict[bytes, int]:
+    def ids_of_bytes(self) -> dict[bytes, int]:
+        """The (first) id of every token's bytes."""
         table: dict[bytes, int] = {}
         for i, data in enumerate(self.tokens):
             if data:
@@ -115,8 +116,19 @@ class Vocabulary:
         return table
 
     @cached_property
-    def _longest(self) -> int:
-        return max(map(len, self._ids), default=0)
+    def sorted_tokens(self) -> list[bytes]:
+        """The bytes of all tokens, each once, in order: those with one prefix stand together."""
+        return sorted(self.ids_of_bytes)
+
+    @cached_property
+    def missing_bytes(self) -> frozenset[int]:
+        """Bytes that are in no token: no text that holds one can be generated."""
+        return frozenset(range(256)) - set().union(*self.ids_of_bytes)
+
+    @cached_property
+    def longest(self) -> int:
+        """Bytes of the longest token."""
+        return max(map(len, self.ids_of_bytes), default=0)
 
 
 def _utf8_span(data: bytes) -> tuple[int, int]:

@@ -1,0 +1,293 @@
+"""The automaton of a regular language over bytes: what is forced, how large, what is a match.
+
+Built from the tree by position sets (one set of places in the pattern is one state), so every
+state leads to a match. Bytes that no edge tells apart are one class. The result is interegular's
+FSM, flattened to two arrays so that it can be walked fast and sent as bytes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cached_property
+
+import msgspec
+import numpy as np
+from interegular.fsm import FSM, Alphabet
+
+from .regex_tree import Chars, Repeat, Sequence, Tree, Union
+from .utf8 import END, Trie, trie_of
+
+MAX_STATES = 4_000
+_MAX_EDGES = 400_000
+"""Edges looked at while building: bounds the time (about a second)."""
+_ACCEPT = -1
+DEAD = -1
+"""The state after a byte that cannot come."""
+
+
+class TooLarge(Exception):  # noqa: N818
+    """The automaton is beyond what is worth building; the message says which bound it passed."""
+
+
+class ByteAutomaton:
+    """Deterministic, over bytes. State 0 is the start.
+
+    ``classes``: [256] class of each byte. ``table``: int32 [states, classes], the next state or
+    `DEAD`. ``finals``: bool [states]. Every state can reach a final one. Immutable.
+    """
+
+    def __init__(self, classes: bytes, table: np.ndarray, finals: np.ndarray) -> None:
+        self.classes = classes
+        self.table = table
+        self.finals = finals
+        self._rows: list[list[int]] = table.tolist()
+        self._final: list[bool] = finals.tolist()
+        self._jumps: dict[int, tuple[bytes, int]] = {}
+
+    @property
+    def states(self) -> int:
+        return len(self._rows)
+
+    @property
+    def nbytes(self) -> int:
+        return self.table.nbytes * 3  # the lists weigh twice the array
+
+    def next(self, state: int, byte: int) -> int:
+        """The state after a byte; `DEAD` where it cannot come."""
+        return self._rows[state][self.classes[byte]]
+
+    def walk(self, state: int, data: bytes) -> int:
+        """The state after some bytes; `DEAD` where they cannot come."""
+        rows, classes = self._rows, self.classes
+        for byte in data:
+            state = rows[state][classes[byte]]
+            if state < 0:
+                return DEAD
+        return state
+
+    def is_final(self, state: int) -> bool:
+        """Whether the text may end here."""
+        return self._final[state]
+
+    def next_bytes(self, state: int) -> list[int]:
+        """The bytes that may come."""
+        row = self._rows[state]
+        return [byte for byte in range(256) if row[self.classes[byte]] != DEAD]
+
+    def forced(self, state: int) -> tuple[bytes, int]:
+        """(the bytes that must come here, the state behind them): the jump-forward table, filled
+        as it is asked for. Ends before a state where the text may end or go two ways."""
+        known = self._jumps.get(state)
+        if known is not None:
+            return known
+        data = bytearray()
+        at, passed = state, [state]
+        while not self._final[at] and (byte := self._only_byte(at)) is not None:
+            data.append(byte)
+            at = self._rows[at][self.classes[byte]]
+            passed.append(at)
+        for place, before in enumerate(passed):
+            self._jumps[before] = (bytes(data[place:]), at)
+        return self._jumps[state]
+
+    def _only_byte(self, state: int) -> int | None:
+        live = [c for c, after in enumerate(self._rows[state]) if after != DEAD]
+        return self._single.get(live[0]) if len(live) == 1 else None
+
+    @cached_property
+    def _single(self) -> dict[int, int]:
+        """Classes of one byte, and the byte."""
+        members: dict[int, list[int]] = defaultdict(list)
+        for byte, key in enumerate(self.classes):
+            members[key].append(byte)
+        return {key: bytes_[0] for key, bytes_ in members.items() if len(bytes_) == 1}
+
+    def fsm(self) -> FSM:
+        """The same automaton as interegular's, over the integers 0-255."""
+        alphabet = Alphabet({byte: self.classes[byte] for byte in range(256)})  # type: ignore[arg-type]
+        return FSM(
+            alphabet=alphabet,
+            states=set(range(self.states)),
+            initial=0,
+            finals={s for s, final in enumerate(self._final) if final},
+            map={
+                s: {c: after for c, after in enumerate(row) if after != DEAD}
+                for s, row in enumerate(self._rows)
+            },
+            __no_validation__=True,
+        )
+
+    def wide_states(self) -> int:
+        """States in which most bytes of ASCII may come, so that most tokens may: free text."""
+        width = np.bincount(
+            np.frombuffer(self.classes, np.uint8)[32:127], minlength=self.table.shape[1]
+        )
+        return int((((self.table != DEAD) @ width) >= 48).sum())
+
+    def pack(self) -> bytes:
+        """As bytes, for another process."""
+        form = _Packed(self.classes, self.table.tobytes(), self.finals.tobytes())
+        return msgspec.msgpack.encode(form)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> ByteAutomaton:
+        """From `pack`'s bytes."""
+        form = msgspec.msgpack.decode(data, type=_Packed)
+        finals = np.frombuffer(form.finals, np.bool_)
+        table = np.frombuffer(form.table, np.int32).reshape(len(finals), -1)
+        return cls(form.classes, table, finals)
+
+
+class _Packed(msgspec.Struct, frozen=True, array_like=True):
+    classes: bytes
+    table: bytes
+    finals: bytes
+
+
+def build(tree: Tree, max_states: int = MAX_STATES) -> ByteAutomaton:
+    """The automaton of a tree. Raises `TooLarge`."""
+    return _Builder(tree, max_states).build()
+
+
+class _Builder:
+    """Places are nodes of a graph with empty edges; a place that reads a character has a trie
+    instead. A state is a set of (trie node, place after the character), numbered."""
+
+    def __init__(self, tree: Tree, max_states: int) -> None:
+        self._max_states = max_states
+        self._empty: list[tuple[int, ...]] = []
+        self._reads: dict[int, tuple[Trie, int]] = {}
+        self._closures: dict[int, frozenset[int]] = {_ACCEPT: frozenset((_ACCEPT,))}
+        self._spots: dict[tuple[int, int, int], int] = {}
+        self._edges: list[tuple[tuple[int, frozenset[int]], ...]] = []
+        self._keys: list[tuple[Trie, int, int]] = []
+        self._work = 0
+        self._start = self._place(tree, _ACCEPT)
+        self.classes, self._members = self._byte_classes()
+
+    # --- places -----------------------------------------------------------------------------------
+
+    def _place(self, tree: Tree, after: int) -> int:
+        """The place where ``tree`` begins that goes on at ``after``."""
+        if isinstance(tree, Chars):
+            place = self._new(())
+            self._reads[place] = (trie_of(tree.ranges), after)
+            return place
+        if isinstance(tree, Sequence):
+            for part in reversed(tree.parts):
+                after = self._place(part, after)
+            return after
+        if isinstance(tree, Union):
+            return self._new(tuple(self._place(part, after) for part in tree.parts))
+        return self._repeat(tree, after)
+
+    def _repeat(self, tree: Repeat, after: int) -> int:
+        if tree.high is None:
+            loop = self._new(())
+            self._empty[loop] = (self._place(tree.body, loop), after)
+            after = loop
+        else:
+            end = after
+            for _ in range(tree.high - tree.low):
+                after = self._new((self._place(tree.body, after), end))
+        for _ in range(tree.low):
+            after = self._place(tree.body, after)
+        return after
+
+    def _new(self, empty: tuple[int, ...]) -> int:
+        self._count(1)
+        self._empty.append(empty)
+        return len(self._empty) - 1
+
+    def _count(self, work: int) -> None:
+        self._work += work
+        if self._work > _MAX_EDGES:
+            raise TooLarge("the automaton takes too long to build")
+
+    def _closure(self, place: int) -> frozenset[int]:
+        """Spots that are reached from a place without a byte."""
+        known = self._closures.get(place)
+        if known is not None:
+            return known
+        spots: set[int] = set()
+        seen, todo = {place}, [place]
+        while todo:
+            at = todo.pop()
+            self._count(1)
+            if at == _ACCEPT:
+                spots.add(_ACCEPT)
+                continue
+            if at in self._reads:
+                trie, after = self._reads[at]
+                spots.add(self._spot(trie, 0, after))
+            for other in self._empty[at]:
+                if other not in seen:
+                    seen.add(other)
+                    todo.append(other)
+        self._closures[place] = frozenset(spots)
+        return self._closures[place]
+
+    def _spot(self, trie: Trie, node: int, after: int) -> int:
+        key = (id(trie), node, after)
+        spot = self._spots.get(key)
+        if spot is None:
+            spot = self._spots[key] = len(self._keys)
+            self._keys.append((trie, node, after))
+            self._edges.append(())
+        return spot
+
+    def _edges_of(self, spot: int) -> tuple[tuple[int, frozenset[int]], ...]:
+        """(class of bytes, spots behind it) of a spot."""
+        if not self._edges[spot]:
+            trie, node, after = self._keys[spot]
+            edges: list[tuple[int, frozenset[int]]] = []
+            for low, high, child in trie.nodes[node]:
+                behind = (
+                    self._closure(after)
+                    if child == END
+                    else frozenset((self._spot(trie, child, after),))
+                )
+                edges += [(c, behind) for c in dict.fromkeys(self.classes[low : high + 1])]
+            self._edges[spot] = tuple(edges)
+        return self._edges[spot]
+
+    def _byte_classes(self) -> tuple[bytes, int]:
+        cuts = {0}
+        for trie in {id(t): t for t, _ in self._reads.values()}.values():
+            for node in trie.nodes:
+                for low, high, _ in node:
+                    cuts |= {low, high + 1}
+        classes = bytearray()
+        for byte in range(256):
+            classes.append(classes[-1] + (byte in cuts) if classes else 0)
+        return bytes(classes), classes[-1] + 1
+
+    # --- states -----------------------------------------------------------------------------------
+
+    def build(self) -> ByteAutomaton:
+        start = self._closure(self._start)
+        numbers = {start: 0}
+        states = [start]
+        rows: list[list[int]] = []
+        for state in states:  # grows while it is walked
+            moves: dict[int, frozenset[int]] = {}
+            for spot in state:
+                if spot == _ACCEPT:
+                    continue
+                edges = self._edges_of(spot)
+                self._count(len(edges))
+                for key, behind in edges:
+                    known = moves.get(key)
+                    moves[key] = behind if known is None else known | behind
+            row = [DEAD] * self._members
+            for key, behind in moves.items():
+                number = numbers.get(behind)
+                if number is None:
+                    if len(states) >= self._max_states:
+                        raise TooLarge(f"the automaton has over {self._max_states:,} states")
+                    number = numbers[behind] = len(states)
+                    states.append(behind)
+                row[key] = number
+            rows.append(row)
+        finals = np.array([_ACCEPT in state for state in states], np.bool_)
+        return ByteAutomaton(self.classes, np.array(rows, np.int32), finals)

@@ -1,0 +1,47 @@
+"""What is left of a language when some bytes cannot be generated."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from .charset import LAST, Ranges, complement, ranges_of
+from .regex_tree import Chars, Repeat, Sequence, Tree, Union, repeat, sequence, union
+
+
+def without_bytes(tree: Tree, missing: Collection[int]) -> Tree:
+    """The matches whose UTF-8 begins no character with a missing byte.
+
+    Some vocabularies lack single bytes: characters that begin with one cannot be generated, and a
+    pattern that could take them must not lead into a dead end.
+    """
+    gone = ranges_of(
+        _characters_of(byte) for byte in missing if byte < 0x80 or 0xC2 <= byte <= 0xF4
+    )
+    return _restricted(tree, complement(gone)) if gone else tree
+
+
+def _restricted(tree: Tree, kept: Ranges) -> Tree:
+    if isinstance(tree, Chars):
+        return Chars(_intersection(tree.ranges, kept))
+    if isinstance(tree, Sequence):
+        return sequence(_restricted(part, kept) for part in tree.parts)
+    if isinstance(tree, Union):
+        return union(_restricted(part, kept) for part in tree.parts)
+    assert isinstance(tree, Repeat)
+    return repeat(_restricted(tree.body, kept), tree.low, tree.high)
+
+
+def _intersection(one: Ranges, other: Ranges) -> Ranges:
+    return complement(ranges_of((*complement(one), *complement(other))))
+
+
+def _characters_of(lead: int) -> tuple[int, int]:
+    """First and last character whose UTF-8 begins with a byte."""
+    if lead < 0x80:
+        return lead, lead
+    if lead < 0xE0:
+        return (lead & 0x1F) << 6, (lead & 0x1F) << 6 | 0x3F
+    if lead < 0xF0:
+        return max((lead & 0x0F) << 12, 0x800), (lead & 0x0F) << 12 | 0xFFF
+    low = max((lead & 0x07) << 18, 0x10000)
+    return low, min((lead & 0x07) << 18 | 0x3FFFF, LAST)
