@@ -22,12 +22,13 @@ from ..protocol.errors import GrammarError
 from .charset import ANY, Ranges, category, complement, folded, ranges_of
 from .regex_source import Source, read_source
 from .regex_tree import EMPTY, NOTHING, Chars, Tree, literal, portable, repeat, sequence, union
+from .spec import Spec
 
 MAX_PATTERN = 50_000
 """Characters of a pattern."""
 MAX_WRITTEN_OUT = 100_000
 """Characters of a pattern with its repeats written out."""
-MAX_CHOICES = 100_000
+MAX_CHOICES = 20_000
 MAX_CHOICE_TEXT = 4_000_000
 """Characters of all choices together."""
 
@@ -118,6 +119,11 @@ def check_choices(text: str) -> Language:
     if sum(map(len, choices)) > MAX_CHOICE_TEXT:
         raise GrammarError(f"the choices have over {MAX_CHOICE_TEXT:,} characters in all")
     return _language(union(literal(choice) for choice in dict.fromkeys(choices)), "choices", None)
+
+
+def language_of(spec: Spec) -> Language:
+    """The checked language of a ``regex`` or ``choice`` spec. Raises `GrammarError`."""
+    return check_regex(spec.text) if spec.kind == "regex" else check_choices(spec.text)
 
 
 def _language(tree: Tree, what: str, where: str | None) -> Language:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import GrammarError
 from .llguidance_matcher import LLGuidanceGrammar, LLGuidanceMatcher, check, explain
+from .reachable import reachable_tree
+from .regex_tree import portable
 from .spec import FLEXIBLE_WHITESPACE, Spec
 from .vocabulary import Vocabulary
 
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 _BASE_BYTES = 2 << 20
 _BYTES_PER_CHARACTER = 60
 _TRIAL_STEPS = 24
-_META = frozenset("\\.+*?()|[]{}^$#&-~/\"'")
 
 
 class LLGuidanceBackend:
@@ -36,7 +37,7 @@ class LLGuidanceBackend:
 
     def try_in_worker(self, spec: Spec, vocabulary: Vocabulary) -> bytes:
         """The library's form of the grammar, after a trial run over its first tokens."""
-        source = source_of(spec)
+        source = source_of(spec, vocabulary)
         grammar = self._build(source, vocabulary)
         _try(grammar.matcher(), vocabulary)
         return source.encode()
@@ -114,7 +115,7 @@ def _limits() -> LLParserLimits:
     )
 
 
-def source_of(spec: Spec) -> str:
+def source_of(spec: Spec, vocabulary: Vocabulary) -> str:
     """The library's own form of a spec. Raises `GrammarError`."""
     from llguidance import LLMatcher
 
@@ -127,10 +128,8 @@ def source_of(spec: Spec) -> str:
             return LLMatcher.grammar_from_lark(any_to_lark(spec.text))
         except Exception as error:  # the converter raises bare Exceptions
             raise GrammarError(*explain(str(error))) from None
-    if spec.kind == "choice":
-        choices: list[str] = json.loads(spec.text)
-        return LLMatcher.grammar_from_regex("|".join(map(_literal, choices)))
-    return LLMatcher.grammar_from_regex(spec.text)
+    # Spelled as for every backend, so that all read the same language.
+    return LLMatcher.grammar_from_regex(portable(reachable_tree(spec, vocabulary)))
 
 
 def _schema_source(spec: Spec) -> str:
@@ -156,14 +155,6 @@ def _schema_source(spec: Spec) -> str:
         )
     except ValueError as error:
         raise GrammarError(*explain(str(error))) from None
-
-
-def _literal(text: str) -> str:
-    """A regex for exactly this text."""
-    return "".join(
-        f"\\{c}" if c in _META else f"\\x{ord(c):02x}" if c < " " or c == "\x7f" else c
-        for c in text
-    )
 
 
 def _try(matcher: LLGuidanceMatcher, vocabulary: Vocabulary) -> None:

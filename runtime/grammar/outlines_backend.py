@@ -19,11 +19,11 @@ import outlines_core
 from ..protocol.errors import GrammarError
 from .automaton import DEAD, ByteAutomaton, TooLarge, build
 from .backend import Refused
-from .checks_regex import Language, check_choices, check_regex
+from .checks_regex import language_of
 from .forced import canonical_tokens
 from .matcher import MaskRow
-from .reachable import without_bytes
-from .regex_tree import NOTHING, portable
+from .reachable import reachable_tree
+from .regex_tree import portable
 from .spec import Spec
 from .vocabulary import Vocabulary
 
@@ -62,9 +62,7 @@ class OutlinesBackend:
         reason = self.supports(spec)
         if reason is not None:
             raise Refused(reason)
-        tree = without_bytes(language_of(spec).tree, vocabulary.missing_bytes)
-        if tree == NOTHING:
-            raise GrammarError("every match needs bytes that no token of the model has")
+        tree = reachable_tree(spec, vocabulary)
         tokens = len(vocabulary.ids_of_bytes)
         try:
             automaton = build(tree, max(MAX_STATES_TIMES_TOKENS // max(tokens, 1), 64))
@@ -98,11 +96,6 @@ class OutlinesBackend:
     def compile(self, spec: Spec, vocabulary: Vocabulary) -> OutlinesGrammar:
         """Both halves here, with no deadline: for tests and trusted specs."""
         return self.finish(spec, vocabulary, self.try_in_worker(spec, vocabulary))
-
-
-def language_of(spec: Spec) -> Language:
-    """The checked language of a ``regex`` or ``choice`` spec. Raises `GrammarError`."""
-    return check_regex(spec.text) if spec.kind == "regex" else check_choices(spec.text)
 
 
 class OutlinesGrammar:

@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from ..protocol.errors import GrammarError
 from .charset import LAST, Ranges, complement, ranges_of
-from .regex_tree import Chars, Repeat, Sequence, Tree, Union, repeat, sequence, union
+from .checks_regex import language_of
+from .regex_tree import NOTHING, Chars, Repeat, Sequence, Tree, Union, repeat, sequence, union
+from .spec import Spec
+from .vocabulary import Vocabulary
+
+
+def reachable_tree(spec: Spec, vocabulary: Vocabulary) -> Tree:
+    """The language of a ``regex`` or ``choice`` spec, as far as the vocabulary can write it; for
+    `portable`. Raises `GrammarError` for a wrong spec, and where nothing is left."""
+    tree = without_bytes(language_of(spec).tree, vocabulary.missing_bytes)
+    if tree == NOTHING:
+        raise GrammarError("every match needs bytes that no token of the model has")
+    return tree
 
 
 def without_bytes(tree: Tree, missing: Collection[int]) -> Tree:
