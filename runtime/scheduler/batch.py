@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..protocol.messages import EngineSampling
+from .tree_plan import TreePlan
 
 IntArray = npt.NDArray[np.int32]
 LongArray = npt.NDArray[np.int64]
@@ -69,6 +70,8 @@ class StepBatch:
     """The largest number of top log-probs that any row wants."""
     num_decodes: int = 0
     """How many leading items decode (q_len 1, input `FROM_DEVICE` or known)."""
+    tree: TreePlan | None = None
+    """What the items of a step that only decodes share, where reading it once pays."""
     masked: LongArray = field(default_factory=lambda: np.empty(0, np.int64))
     """[M] positions in `samples` that may sample some tokens only. Where there are any, launching
     computes logits; the step samples when its ticket is given the masks."""
