@@ -22,8 +22,8 @@ def serve(
     *,
     settings: dict[str, Any],
 ) -> None:
-    """Serve a model at http://HOST:PORT and tcp://HOST:ZMQ_PORT until Ctrl-C, which gives what runs
-    half a minute.
+    """Serve a model at http://HOST:PORT and tcp://HOST:ZMQ_PORT until Ctrl-C or SIGTERM, which give
+    what runs --drain-seconds.
 
     Clients of OpenAI's API connect to http://HOST:PORT/v1, programs with
     ramet.RuntimeEndpoint("tcp://…").
@@ -44,9 +44,10 @@ def serve(
             error = running.check()
             if error is not None:
                 raise error.exception()
-        print("what runs has half a minute; Ctrl-C again to stop at once", file=sys.stderr)
+        drain = running.config.drain_seconds
+        print(f"what runs has {drain:g} s; Ctrl-C again to stop at once", file=sys.stderr)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        running.stop(launch.SERVED_DRAIN_SECONDS + launch.STOP_SECONDS)
+        running.stop(drain + launch.STOP_SECONDS)
     finally:
         running.stop(0.0)
 

@@ -18,7 +18,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .config import API_KEY_VARIABLE, EngineConfig
+import msgspec
+
+from .config import KEY_VARIABLES, EngineConfig
+from .keys import check_keys, read_keys
 from .process import Child, Word
 from .protocol.errors import BackendError, BadInputError, ErrorInfo
 
@@ -33,9 +36,6 @@ Log = Callable[[str, str], None]
 
 _SOCKET_PATH_BYTES = 100  # a Unix socket's path holds 107
 STOP_SECONDS = 5.0
-SERVED_DRAIN_SECONDS = 25.0
-"""What running work of a gateway that listens gets when it is told to stop. Less than the grace of
-`ramet serve`, so that clients are told of what is cut off."""
 # How long an engine's threads on the CPU spin before they sleep. For milliseconds, the default, is
 # right on an idle machine only; beside other work each spins away the time that the other needs:
 # measured 20 times slower. Not to spin at all costs a third. The user's own choice stays.
@@ -59,7 +59,7 @@ def start(
     Raises `BadInputError` for bad settings, `ModelError` for a model that is not there or does not
     load, `BackendError` when a process dies or takes longer than ``timeout`` seconds to start.
     """
-    config = EngineConfig.from_settings(settings)
+    config = _with_keys(EngineConfig.from_settings(settings))
     binds = [_endpoint(config)] if listen else []
     progress = _Stopwatch(on_progress)
     _resolve(config, progress)
@@ -154,15 +154,18 @@ class Launched:
     def _own_children(self) -> None:
         config = self.config.to_json()
         bind_args = [part for bind in self._binds for part in ("--bind", bind)]
-        key = {API_KEY_VARIABLE: self.config.api_key or ""}  # ours alone, whatever we inherited
+        # Ours alone, whatever we inherited; and the engine needs none.
+        keys = {
+            variable: getattr(self.config, name) or "" for name, variable in KEY_VARIABLES.items()
+        }
         engine = {
-            API_KEY_VARIABLE: "",
+            **dict.fromkeys(KEY_VARIABLES.values(), ""),
             _SPIN_VARIABLE: os.environ.get(_SPIN_VARIABLE, _SPINS),
         }
         served = len(self._binds) > 1
-        drain = ["--http", "--drain", str(SERVED_DRAIN_SECONDS)] if served else []
+        drain = ["--http", "--drain", str(self.config.drain_seconds)] if served else []
         plans = (
-            ("gateway", ["--engine", self._engine_address, *drain, *bind_args], key),
+            ("gateway", ["--engine", self._engine_address, *drain, *bind_args], keys),
             ("engine", ["--bind", self._engine_address], engine),
         )
         try:
@@ -263,7 +266,9 @@ def _sweep(base: Path) -> None:
 def _endpoint(config: EngineConfig) -> str:
     """``tcp://address:port``; zmq binds to numbers, so names are looked up here."""
     try:
-        address = ipaddress.ip_address(socket.gethostbyname(config.host))
+        found = socket.getaddrinfo(config.host, None, type=socket.SOCK_STREAM)
+        found.sort(key=lambda entry: entry[0] != socket.AF_INET)  # as clients look names up
+        address = ipaddress.ip_address(str(found[0][4][0]))
     except (OSError, ValueError) as error:
         raise BadInputError(f"host {config.host!r}: {error}", param="host") from None
     if not address.is_loopback and not config.api_key and not config.no_auth:
@@ -271,7 +276,20 @@ def _endpoint(config: EngineConfig) -> str:
             f"host {config.host} can be reached from outside: set api_key, or no_auth",
             param="api_key",
         )
-    return f"tcp://{address}:{config.zmq_port}"
+    host = f"[{address}]" if address.version == 6 else str(address)
+    return f"tcp://{host}:{config.zmq_port}"
+
+
+def _with_keys(config: EngineConfig) -> EngineConfig:
+    """The settings with the keys of ``api_key_file`` read. Raises `BadInputError`, also for a key
+    that no client could send."""
+    keys = config.api_keys
+    if config.api_key_file is not None:
+        keys = (*keys, *read_keys(config.api_key_file))
+    check_keys(keys, "api_key")
+    for name in ("admin_key", "metrics_key"):
+        check_keys(filter(None, [getattr(config, name)]), name)
+    return msgspec.structs.replace(config, api_key=",".join(keys) or None, api_key_file=None)
 
 
 def _resolve(config: EngineConfig, progress: _Stopwatch) -> None:

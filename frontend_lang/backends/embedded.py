@@ -41,7 +41,8 @@ class Runtime(RemoteBackend):
             {"model_path": model_path, **settings}, on_progress=on_progress, on_log=on_log
         )
         try:
-            super().__init__(self.launched.address, settings.get("api_key"))
+            keys = self.launched.config.api_keys
+            super().__init__(self.launched.address, keys[0] if keys else None)
         except BaseException:
             self.launched.stop()
             raise

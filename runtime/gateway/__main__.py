@@ -75,15 +75,25 @@ async def _serve(config: EngineConfig, options: argparse.Namespace) -> None:
 
 
 async def _http(config: EngineConfig) -> HttpServer:
-    from .http.server import HttpServer, bind_http, is_loopback
-    from .http.state import HttpState
+    from .http.server import HttpServer, bind_http, is_loopback, tls_context
+    from .http.state import HttpLimits, HttpState
 
-    if not is_loopback(config.host) and config.api_key is None and not config.no_auth:
+    if not is_loopback(config.host) and not config.api_key and not config.no_auth:
         raise BadInputError(
             f"host {config.host} can be reached from other machines: set api_key, or no_auth",
             param="api_key",
         )
-    server = HttpServer(bind_http(config.host, config.port), HttpState(api_key=config.api_key))
+    state = HttpState(
+        HttpLimits(body_bytes=config.max_body_bytes, samples=config.max_choices),
+        config.api_keys,
+        admin_key=config.admin_key,
+        metrics_key=config.metrics_key,
+        vllm_names=not config.disable_vllm_metrics,
+    )
+    tls = tls_context(config.ssl_certfile, config.ssl_keyfile)
+    server = HttpServer(
+        bind_http(config.host, config.port), state, tls=tls, cors_origins=config.cors_origins
+    )
     await server.started()
     return server
 

@@ -49,7 +49,7 @@ async def assemble(config: EngineConfig, engine_address: str, binds: list[str]) 
     """Raises `BadInputError` for an address that needs a key and has none, `ModelError` for the
     tokenizer, `BackendError` for an address in use or an engine that does not answer."""
     for address in binds:
-        check_address(address, config.api_key, config.no_auth)
+        check_address(address, bool(config.api_key), config.no_auth)
     engine = EngineClient(engine_address)
     try:
         files = resolve(config.model_path)
@@ -73,13 +73,13 @@ async def assemble(config: EngineConfig, engine_address: str, binds: list[str]) 
         model=config.model_name,
         version=version(),
         tokenizer_folder=folder,
-        api_key=config.api_key,
+        api_key=config.api_keys,
         limits=limits,
     )
     return Gateway(service, addresses, folder, files.generation_config())
 
 
-def check_address(address: str, api_key: str | None, no_auth: bool = False) -> None:
+def check_address(address: str, has_key: bool, no_auth: bool = False) -> None:
     """Only ipc and tcp; beyond this machine only with an API key or ``no_auth``. Raises
     `BadInputError`."""
     if address.startswith("ipc://"):
@@ -91,7 +91,7 @@ def check_address(address: str, api_key: str | None, no_auth: bool = False) -> N
         local = ipaddress.ip_address(host).is_loopback
     except ValueError:
         local = host == "localhost"
-    if not local and api_key is None and not no_auth:
+    if not local and not has_key and not no_auth:
         raise BadInputError(
             f"{address} can be reached from other machines: set an API key, or no_auth",
             param="api_key",

@@ -10,6 +10,7 @@ from ..program.instructions import Program
 from ..protocol.codec import gateway_codec
 from ..protocol.messages import GatewayMessage, ProgramEvents
 from ..protocol.wire import Wire
+from .origin import Origin
 from .running import RunningProgram
 
 
@@ -19,6 +20,8 @@ class Client:
     def __init__(self, identity: bytes, wire: Wire) -> None:
         self.identity = identity
         self.welcomed = False
+        self.origin = Origin()
+        """Of all that it asks for."""
         self.name = ""
         self.programs: dict[int, RunningProgram] = {}
         self.registered: dict[int, Program] = {}

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from ..keys import Keys
 from ..program.events import Done, Event
 from ..program.instructions import Instruction, Program
 from ..program.interpreter import Interpreter
@@ -39,7 +40,6 @@ from .clients import Clients
 from .control import flush_cache, server_info
 from .executor import EngineExecutor
 from .generate import generate
-from .keys import Keys
 from .running import RunningProgram
 
 log = logging.getLogger(__name__)

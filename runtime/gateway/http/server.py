@@ -7,12 +7,15 @@ import contextlib
 import ipaddress
 import logging
 import socket
-from collections.abc import Generator
+import ssl
+from collections.abc import Generator, Sequence
 
 import uvicorn
+from starlette.middleware.cors import CORSMiddleware
 
 from ...protocol.errors import BackendError, BadInputError
 from .app import make_app
+from .intake import bounded
 from .state import HttpState
 
 log = logging.getLogger(__name__)
@@ -49,15 +52,57 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class HttpServer:
-    """Serves ``state`` on a bound socket. Make it inside the loop that it shall live on."""
+def tls_context(certfile: str | None, keyfile: str | None) -> ssl.SSLContext | None:
+    """What to serve HTTPS with, ``None`` without a certificate. Raises `BadInputError`."""
+    if certfile is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certfile, keyfile, password=_no_password)
+    except (OSError, ValueError) as error:
+        raise BadInputError(
+            f"cannot serve HTTPS with {certfile} and {keyfile or 'the key in it'}: {error}",
+            param="ssl_certfile",
+        ) from None
+    return context
 
-    def __init__(self, listening: socket.socket, state: HttpState) -> None:
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted; nobody is there to be asked for its password")
+
+
+class HttpServer:
+    """Serves ``state`` on a bound socket. Make it inside the loop that it shall live on.
+
+    Pages of ``cors_origins`` may call it from a browser (``*``: all pages)."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        state: HttpState,
+        *,
+        tls: ssl.SSLContext | None = None,
+        cors_origins: Sequence[str] = (),
+    ) -> None:
         self.state = state
         host, port = listening.getsockname()[:2]
-        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if tls is None else "https"
+        self.url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        app = make_app(state)
+        if cors_origins:
+            # Outside of what asks for the key: a browser's question before the request has none.
+            app.add_middleware(
+                CORSMiddleware,
+                allow_origins=list(cors_origins),
+                allow_methods=["GET", "POST", "PUT", "DELETE"],
+                allow_headers=["*"],
+                expose_headers=["X-Request-Id", "Retry-After"],
+            )
         config = uvicorn.Config(
-            make_app(state),
+            app,
+            http=bounded(state.limits.header_bytes),
+            reset_contextvars=True,
+            ssl_context_factory=None if tls is None else lambda *_: tls,
             log_config=None,
             access_log=False,
             lifespan="off",

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ...keys import Keys
 from .. import origin
 from ..executor import EngineExecutor
-from ..keys import Keys
 from ..service import Service
 from .errors import RETRY_AFTER, HttpError, bad, cut
 from .metrics import Metrics

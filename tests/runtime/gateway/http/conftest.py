@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
 import pytest
 from openai import AsyncOpenAI
+from ramet.runtime import launch
 from ramet.runtime.gateway.http.server import HttpServer, bind_http
 from ramet.runtime.gateway.http.state import HttpLimits, HttpState, Live
 
@@ -62,10 +64,11 @@ async def new_site(world: Any) -> AsyncIterator[Any]:
 
     async def make(
         *, limits: HttpLimits | None = None, api_key: str | None = None, loading: bool = False,
-        defaults: dict[str, Any] | None = None,
+        defaults: dict[str, Any] | None = None, serving: dict[str, Any] | None = None,
+        **options: Any,
     ) -> Site:  # fmt: skip
-        state = HttpState(limits, api_key)
-        server = HttpServer(bind_http("127.0.0.1", 0), state)
+        state = HttpState(limits, api_key, **options)
+        server = HttpServer(bind_http("127.0.0.1", 0), state, **(serving or {}))
         await server.started()
         if not loading:
             state.attach(Live(await world.serve(), "models/fake", defaults=defaults or {}))
@@ -82,3 +85,40 @@ async def new_site(world: Any) -> AsyncIterator[Any]:
 @pytest.fixture
 async def site(new_site: Any) -> Site:
     return await new_site()
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A config alone: random weights and bytes as tokens, so that it starts at once."""
+    path = tmp_path_factory.mktemp("tiny") / "config.json"
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 258,
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": 16, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
+        "eos_token_id": 257, "bos_token_id": 256,
+    }  # fmt: skip
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def tiny_settings(tiny_model: str) -> dict[str, Any]:
+    """Settings of a server that a test may start, on free ports."""
+    return {
+        "model_path": tiny_model, "load_format": "dummy", "dtype": "float32", "port": 0,
+        "zmq_port": 0, "max_total_tokens": 8192, "random_seed": 1, "served_model_name": "tiny",
+    }  # fmt: skip
+
+
+@pytest.fixture
+def launched(tiny_settings: dict[str, Any]) -> Iterator[Any]:
+    """Starts real servers: ``launched(api_key="k")`` gives a `Launched`."""
+    running: list[launch.Launched] = []
+
+    def start(**settings: Any) -> launch.Launched:
+        running.append(launch.start({**tiny_settings, **settings}, listen=True))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.stop()

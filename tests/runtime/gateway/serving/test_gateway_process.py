@@ -45,14 +45,14 @@ def test_it_imports_neither_torch_nor_transformers():
 )
 def test_other_machines_need_a_key(address, key, allowed):
     if allowed:
-        check_address(address, key)
+        check_address(address, key is not None)
     else:
         with pytest.raises(BadInputError):
-            check_address(address, key)
+            check_address(address, key is not None)
 
 
 def test_other_machines_may_be_let_in_without_one():
-    check_address("tcp://0.0.0.0:7411", None, no_auth=True)
+    check_address("tcp://0.0.0.0:7411", False, no_auth=True)
 
 
 def _start(*arguments: str, **environment: str) -> subprocess.Popen[str]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..protocol.errors import BadInputError
+from .protocol.errors import BadInputError
 
 _KEY = re.compile(r"[!-+\--~]{1,512}")  # visible ASCII: what a header carries; no comma
 

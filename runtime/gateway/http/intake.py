@@ -1,0 +1,96 @@
+"""A request's head as it comes in: bounded, in bytes and in time, before it is whole."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from .errors import HttpError
+
+HEAD_S = 60.0
+"""A head takes no longer to come."""
+LINGER_S = 2.0
+"""Who was refused may still be sending: hung up on at once, it would not see the answer."""
+_SLACK = 4096
+"""For the request's line; a head a little too large gets its answer from the guard instead."""
+
+
+def bounded(head_bytes: int) -> type[HttpToolsProtocol]:
+    """uvicorn's protocol, which keeps all headers that a client sends for as long as it likes. This
+    one answers 431 and hangs up once a head is larger than ``head_bytes``, and hangs up on who does
+    not finish one."""
+    limit = head_bytes + _SLACK
+
+    class Bounded(HttpToolsProtocol):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._head: int | None = 0  # bytes so far; None inside of a body
+            self._timer: asyncio.TimerHandle | None = None
+            self._refused = False
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._await_head()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._have_head()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            if self._refused:
+                return
+            if self._head is None:
+                super().data_received(data)
+                return
+            # A head can end inside of what came, so that is fed up to the limit first.
+            room = limit - self._head
+            first, rest = data[:room], data[room:]
+            self._head += len(first)
+            super().data_received(first)
+            if not rest or self.transport.is_closing():
+                return
+            if self._head is None:
+                super().data_received(rest)
+            else:
+                self._refuse()
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self._await_head()
+
+        def on_headers_complete(self) -> None:
+            self._head = None
+            self._have_head()
+            super().on_headers_complete()
+
+        def on_message_complete(self) -> None:
+            self._head = 0
+            super().on_message_complete()
+
+        def _await_head(self) -> None:
+            if self._timer is None:
+                self._timer = self.loop.call_later(HEAD_S, self.transport.close)
+
+        def _have_head(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def _refuse(self) -> None:
+            error = HttpError(431, "the headers are too many or too large")
+            body = msgspec.json.encode(error.body)
+            self.transport.write(
+                b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+                b"content-type: application/json\r\nconnection: close\r\n"
+                b"content-length: " + str(len(body)).encode() + b"\r\n\r\n" + body
+            )
+            self._refused = True
+            self._have_head()
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            self._timer = self.loop.call_later(LINGER_S, self.transport.close)
+
+    return Bounded
