@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import msgspec
 from fastapi import FastAPI
@@ -27,6 +27,7 @@ from .forms import (
 )
 from .guard import Guard
 from .native import generate_native
+from .openapi import described
 from .program_forms import AppendForm, ProgramForm
 from .state import HttpState
 from .tokens import detokenize, tokenize
@@ -83,33 +84,12 @@ def make_app(state: HttpState) -> FastAPI:
                 _endpoint(state, handler),
                 methods=[method],
                 response_class=JSONResponse,
-                operation_id=f"{method.lower()}{path.replace('/', '_')}",
-                openapi_extra=_described(path),
+                operation_id=f"{method.lower()}{re.sub(r'[^a-z]+', '_', path)}",
+                openapi_extra=described(path, FORMS.get(path)),
             )
     app.add_middleware(Guard, state=state)
     app.add_exception_handler(HTTPException, _framework_error)
     return app
-
-
-def _described(path: str) -> dict[str, Any] | None:
-    """The body of a path for its entry in the server's own OpenAPI description."""
-    form = FORMS.get(path)
-    if form is None:
-        return None
-    (schema,), components = msgspec.json.schema_components([form], ref_template="{name}")
-    whole = _inlined(schema, components)
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": whole}}}}
-
-
-def _inlined(schema: Any, components: dict[str, Any]) -> Any:
-    """A schema with the parts that it refers to put in their places."""
-    if isinstance(schema, list):
-        return [_inlined(item, components) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "$ref" in schema:
-        return _inlined(components[schema["$ref"]], components)
-    return {name: _inlined(value, components) for name, value in schema.items()}
 
 
 def _endpoint(state: HttpState, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
@@ -120,7 +100,6 @@ def _endpoint(state: HttpState, handler: Handler) -> Callable[[Request], Awaitab
             return error_answer(error)
 
     endpoint.__name__ = handler.__name__
-    endpoint.__doc__ = handler.__doc__
     return endpoint
 
 
