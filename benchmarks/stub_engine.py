@@ -103,6 +103,8 @@ class StubEngine:
         self._words = [token for token, _ in words_of(tokenizer)]
         self._rate: float = options.rate
         self._echo: bool = options.echo
+        self._end = tokenizer.eos_ids[0]
+        self._most_words: int = options.words
         self._times = None
         if options.times:
             self._times = np.memmap(options.times, np.float64, "w+", shape=(STEPS_KEPT,))
@@ -205,7 +207,9 @@ class StubEngine:
                 values = np.full(row.prompt - first, _LOGPROB, np.float32).tobytes()
                 prompts.append(PromptLogprobs(rid=row.rid, start=first, values=values))
             if row.most:
-                token = word if row.script is None else row.script[row.made]
+                token = self._end if row.made >= self._most_words else word
+                if row.script is not None:  # past its end where ends are ignored
+                    token = row.script[min(row.made, len(row.script) - 1)]
                 tokens.append(token)
                 row.made += 1
             ended = self._ended(row, tokens[-1] if row.most else -1)
@@ -251,6 +255,7 @@ def main() -> None:
     parser.add_argument("--bind", required=True)
     parser.add_argument("--rate", type=float, default=0.0)
     parser.add_argument("--echo", action="store_true")
+    parser.add_argument("--words", type=int, default=1 << 30, help="an answer ends after so many")
     parser.add_argument("--times")
     given = os.environ.get(ARGUMENTS_VARIABLE, "")
     options = parser.parse_args([*sys.argv[1:], *filter(None, given.split("\n"))])

@@ -19,8 +19,9 @@ PYTHON = ROOT / ".venv/clients/bin/python"
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 
+@pytest.fixture(scope="session")
 def stub() -> Any:
-    """The module of the engine without a model."""
+    """The module of the engine without a model; ``stub.launched`` starts a server of it."""
     spec = importlib.util.spec_from_file_location("stub_engine", ROOT / "benchmarks/stub_engine.py")
     assert spec is not None
     assert spec.loader is not None
@@ -30,10 +31,10 @@ def stub() -> Any:
 
 
 @pytest.fixture(scope="session")
-def echo() -> Iterator[str]:
+def echo(stub: Any) -> Iterator[str]:
     """The address of a server whose model, ``echo``, answers with what its prompt holds between [[
     and ]]."""
-    with stub().launched("--echo", "--rate", "1000", served_model_name="echo") as running:
+    with stub.launched("--echo", "--rate", "1000", served_model_name="echo") as running:
         yield running.url
 
 
