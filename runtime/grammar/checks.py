@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from ..protocol.errors import GrammarError
 from .checks_regex import language_of
+from .schema_lowering import lower_schema
 from .spec import Spec
 
 MAX_CHARACTERS = 1_000_000
 
 
 def check_spec(spec: Spec) -> None:
-    """Cheap and static. Raises `GrammarError` that names what is wrong and where."""
+    """Cheap and static. Raises `GrammarError` that names what is wrong and where; its message
+    never holds the whole spec."""
     if len(spec.text) > MAX_CHARACTERS:
         raise GrammarError(
             f"the {spec.kind} has {len(spec.text)} characters; {MAX_CHARACTERS} are the most"
         )
-    if spec.kind in ("regex", "choice"):
-        language_of(spec)
+    match spec.kind:
+        case "regex" | "choice":
+            language_of(spec)
+        case "json_schema":
+            lower_schema(spec.text)
+        case "ebnf":
+            pass

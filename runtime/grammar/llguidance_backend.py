@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from ..protocol.errors import GrammarError
 from .llguidance_matcher import LLGuidanceGrammar, LLGuidanceMatcher, check, explain
 from .reachable import reachable_tree
 from .regex_tree import portable
+from .schema_lowering import lower_schema, open_names
 from .spec import FLEXIBLE_WHITESPACE, Spec
 from .vocabulary import Vocabulary
 
@@ -135,7 +135,7 @@ def source_of(spec: Spec, vocabulary: Vocabulary) -> str:
 def _schema_source(spec: Spec) -> str:
     from llguidance import LLMatcher
 
-    schema = json.loads(spec.text)
+    schema = lower_schema(spec.text)
     compact = spec.whitespace == "compact"
     options: dict[str, Any] = {
         "item_separator": ",",
@@ -143,14 +143,13 @@ def _schema_source(spec: Spec) -> str:
         "whitespace_flexible": not compact,
         "coerce_one_of": False,
         "lenient": False,
+        "json_allow_general_unicode_escapes": not open_names(schema),
     }
     if not compact:
         options["whitespace_pattern"] = FLEXIBLE_WHITESPACE
-    if isinstance(schema, dict):
-        schema.pop("x-guidance", None)  # a spec does not choose how strictly it is read
     try:
         return LLMatcher.grammar_from_json_schema(
-            json.dumps(schema, ensure_ascii=False),
+            schema,
             overrides=options,  # type: ignore[arg-type]
         )
     except ValueError as error:

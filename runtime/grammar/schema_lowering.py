@@ -1,0 +1,197 @@
+"""A checked JSON schema in the keywords that backends enforce; it means the same."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+from ..protocol.errors import GrammarError
+from .checks_schema import (
+    FORMATS,
+    UNSUPPORTED_FORMATS,
+    check_document,
+    check_supported,
+    may_be,
+    parse_schema,
+)
+from .schema_document import Document, Node, Schema, pointer
+from .schema_negation import negate
+from .schema_values import barren
+
+_MOST_DEPENDENCIES = 8
+_MOST_ALTERNATIVES = 12
+
+
+@lru_cache(maxsize=16)
+def lower_schema(text: str) -> str:
+    """Check a schema and lower it. Raises `GrammarError` that names keyword and path."""
+    schema = parse_schema(text)
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    document = Document(schema)
+    check_document(document)
+    for node in document.reachable():
+        if isinstance(node.schema, dict):
+            _lower(document, node, node.schema)
+    document = Document(schema)
+    check_supported(document)
+    dead = barren(document)
+    if document.root.key in dead:
+        raise GrammarError("no finite value can match the schema", where="#")
+    for node in dead.values():
+        if isinstance(node.schema, dict):
+            _also(node.schema, False)
+    return json.dumps(schema, ensure_ascii=False)
+
+
+def open_names(text: str) -> bool:
+    """Whether objects of a lowered schema may have other members beside ones it declares: then an
+    escaped spelling of a declared name would pass for another."""
+    for node in Document(json.loads(text)).reachable():
+        schema = node.schema
+        if not isinstance(schema, dict) or schema.get("additionalProperties") is False:
+            continue
+        if schema.get("properties") or schema.get("patternProperties"):
+            return True
+    return False
+
+
+def _lower(document: Document, node: Node, schema: dict[str, Any]) -> None:
+    schema.pop("x-guidance", None)  # a spec does not choose how strictly it is read
+    name = schema.get("format")
+    if name is not None and (
+        name not in FORMATS | UNSUPPORTED_FORMATS or not may_be(schema, "string")
+    ):
+        del schema["format"]
+    if "uniqueItems" in schema and (
+        schema["uniqueItems"] is False
+        or schema.get("maxItems", 2) <= 1
+        or not may_be(schema, "array")
+    ):
+        del schema["uniqueItems"]
+    _lower_dependencies(schema)
+    _lower_not(document, node, schema)
+    _lower_if(document, node, schema)
+    _lower_one_of(document, node, schema)
+    _lower_names(schema)
+
+
+def _also(schema: dict[str, Any], other: Schema) -> None:
+    schema["allOf"] = [*schema.get("allOf", ()), other]
+
+
+def _lower_dependencies(schema: dict[str, Any]) -> None:
+    """If there is a member, then…: either it is not there, or that holds."""
+    for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
+        if not may_be(schema, "object"):
+            schema.pop(keyword, None)
+        if not 0 <= len(schema.get(keyword, ())) <= _MOST_DEPENDENCIES:
+            continue
+        for name, needs in schema.pop(keyword, {}).items():
+            then: Schema = {"required": needs} if isinstance(needs, list) else needs
+            if name in schema.get("required", ()):
+                _also(schema, then)
+            elif then is not True and then != {"required": []}:
+                _also(schema, {"anyOf": [{"properties": {name: False}}, then]})
+
+
+def _lower_not(document: Document, node: Node, schema: dict[str, Any]) -> None:
+    if "not" not in schema:
+        return
+    inner = schema["not"]
+    if isinstance(inner, dict) and isinstance(schema.get("enum"), list):
+        refused = inner.get("enum", [inner["const"]] if "const" in inner else None)
+        if refused is not None and len(inner) == 1:
+            del schema["not"]
+            schema["enum"] = [
+                value for value in schema["enum"] if not any(_same(value, no) for no in refused)
+            ]
+            return
+    opposite = negate(document, Node(pointer(node.path, "not"), inner, node.base))
+    if opposite is not None:
+        del schema["not"]
+        if opposite is not True:
+            _also(schema, opposite)
+
+
+def _lower_if(document: Document, node: Node, schema: dict[str, Any]) -> None:
+    if "if" not in schema:
+        schema.pop("then", None)
+        schema.pop("else", None)
+        return
+    condition = schema["if"]
+    yes, no = schema.get("then", True), schema.get("else", True)
+    if yes is True and no is True:
+        del schema["if"]
+        return
+    opposite = negate(document, Node(pointer(node.path, "if"), condition, node.base))
+    if opposite is None:
+        return
+    for keyword in ("if", "then", "else"):
+        schema.pop(keyword, None)
+    _also(schema, {"anyOf": [{"allOf": [condition, yes]}, {"allOf": [opposite, no]}]})
+
+
+def _lower_one_of(document: Document, node: Node, schema: dict[str, Any]) -> None:
+    """One of these and none of the others, where the others' opposites can be said and are
+    needed: the backends find out themselves that types and constants exclude each other."""
+    options = schema.get("oneOf")
+    if not options or len(options) > _MOST_ALTERNATIVES:
+        return
+    if len(options) == 1:
+        _also(schema, schema.pop("oneOf")[0])
+        return
+    if not all(isinstance(option, dict) and _only_required(option) for option in options):
+        return
+    none_of = [
+        negate(document, Node(pointer(node.path, "oneOf", i), option, node.base))
+        for i, option in enumerate(options)
+    ]
+    if any(opposite is None for opposite in none_of):
+        return
+    del schema["oneOf"]
+    exactly: list[Schema] = [
+        {"allOf": [option, *none_of[:i], *none_of[i + 1 :]]} for i, option in enumerate(options)
+    ]
+    _also(schema, {"anyOf": exactly})
+
+
+def _only_required(option: dict[str, Any]) -> bool:
+    return set(option) <= {"required", "title", "description", "not"}
+
+
+def _lower_names(schema: dict[str, Any]) -> None:
+    names = schema.get("propertyNames")
+    if names is None:
+        return
+    if names is True or not may_be(schema, "object"):
+        del schema["propertyNames"]
+        return
+    if schema.get("properties") or schema.get("patternProperties") or not isinstance(names, dict):
+        return
+    rest = schema.get("additionalProperties", True)
+    constraints = {k: v for k, v in names.items() if k not in ("title", "description")}
+    if constraints.get("type") == "string":
+        del constraints["type"]
+    if list(constraints) == ["pattern"]:
+        schema["patternProperties"] = {constraints["pattern"]: rest}
+    elif list(constraints) == ["enum"]:
+        allowed = [name for name in constraints["enum"] if isinstance(name, str)]
+        schema["properties"] = dict.fromkeys(allowed, rest)
+    elif constraints:
+        return
+    if constraints:
+        schema["additionalProperties"] = False
+    del schema["propertyNames"]
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equal as JSON: 1 is 1.0, but true is not 1."""
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    return a == b

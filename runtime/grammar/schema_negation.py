@@ -1,0 +1,142 @@
+"""The opposite of a schema, where other keywords can say it: for ``not``, ``if`` and ``oneOf``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .schema_document import Document, Node, Schema, pointer
+
+TYPES = ("array", "boolean", "null", "number", "object", "string")
+ANNOTATIONS = frozenset(
+    (
+        *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
+        *("$comment", "$schema", "$id", "$anchor", "$defs", "definitions", "example", "x-guidance"),
+    )
+)
+_DEPTH = 8
+_MOST = 16
+
+
+def negate(document: Document, node: Node, depth: int = 0) -> Schema | None:
+    """A schema that just what this one refuses matches; None if it cannot be said."""
+    schema = node.schema
+    if isinstance(schema, bool):
+        return not schema
+    if depth > _DEPTH:
+        return None
+    options: list[Schema] = []
+    for keyword, value in schema.items():
+        if keyword in ANNOTATIONS:
+            continue
+        option = _keyword(document, node, keyword, value, depth + 1)
+        if option is None:
+            return None
+        if option is True:
+            return True
+        if option is not False:
+            options.append(option)
+    if not options:
+        return False
+    return options[0] if len(options) == 1 else {"anyOf": options}
+
+
+def _keyword(document: Document, node: Node, keyword: str, value: Any, depth: int) -> Schema | None:
+    if keyword in _BOUNDS:
+        return _BOUNDS[keyword](value) if not isinstance(value, bool) else None
+    match keyword:
+        case "type":
+            return _other_types([value] if isinstance(value, str) else value)
+        case "enum":
+            return _other_values(value)
+        case "const":
+            return _other_values([value])
+        case "required":
+            if not value:
+                return False
+            lacking: list[Schema] = [{"properties": {name: False}} for name in value]
+            return {"type": "object", "anyOf": lacking} if len(lacking) <= _MOST else None
+        case "not":
+            return value
+        case "$ref":
+            target = document.target(node)
+            return None if target is None else negate(document, target, depth)
+        case "allOf" | "anyOf":
+            return _all(document, node, keyword, value, depth)
+        case "properties":
+            return _properties(document, node, value, depth)
+    return None
+
+
+def _all(
+    document: Document, node: Node, keyword: str, value: list[Schema], depth: int
+) -> Schema | None:
+    if len(value) > _MOST:
+        return None
+    opposite = "anyOf" if keyword == "allOf" else "allOf"
+    parts: list[Schema] = []
+    for i, item in enumerate(value):
+        inner = Node(pointer(node.path, keyword, i), item, node.base)
+        part = negate(document, inner, depth)
+        if part is None:
+            return None
+        parts.append(part)
+    return {opposite: parts}
+
+
+def _properties(
+    document: Document, node: Node, value: dict[str, Schema], depth: int
+) -> Schema | None:
+    if len(value) > _MOST:
+        return None
+    options: list[Schema] = []
+    for name, item in value.items():
+        inner = Node(pointer(node.path, "properties", name), item, node.base)
+        part = negate(document, inner, depth)
+        if part is None:
+            return None
+        if part is not False:
+            options.append({"type": "object", "required": [name], "properties": {name: part}})
+    return {"anyOf": options} if options else False
+
+
+def _other_types(types: list[str]) -> Schema | None:
+    if "integer" in types and "number" not in types:
+        return None  # numbers that are no integers: no keyword says that
+    left = [name for name in TYPES if name not in types]
+    return {"type": left} if left else False
+
+
+def _other_values(values: list[Any]) -> Schema | None:
+    """Of true, false and null; among strings and numbers there is no saying."""
+    if not all(value is None or isinstance(value, bool) for value in values):
+        return None
+    left = [value for value in (True, False) if value not in values]
+    types = [n for n in TYPES if n != "boolean" and not (n == "null" and None in values)]
+    return {"anyOf": [{"type": types}, {"enum": left}]} if left else {"type": types}
+
+
+def _at_most(kind: str, keyword: str) -> Callable[[Any], Schema | None]:
+    return lambda value: {"type": kind, keyword: value - 1} if value >= 1 else False
+
+
+def _at_least(kind: str, keyword: str) -> Callable[[Any], Schema | None]:
+    return lambda value: {"type": kind, keyword: value + 1}
+
+
+def _number(keyword: str) -> Callable[[Any], Schema | None]:
+    return lambda value: {"type": "number", keyword: value}
+
+
+_BOUNDS: dict[str, Callable[[Any], Schema | None]] = {
+    "minimum": _number("exclusiveMaximum"),
+    "maximum": _number("exclusiveMinimum"),
+    "exclusiveMinimum": _number("maximum"),
+    "exclusiveMaximum": _number("minimum"),
+    "minLength": _at_most("string", "maxLength"),
+    "maxLength": _at_least("string", "minLength"),
+    "minItems": _at_most("array", "maxItems"),
+    "maxItems": _at_least("array", "minItems"),
+    "minProperties": _at_most("object", "maxProperties"),
+    "maxProperties": _at_least("object", "minProperties"),
+}
