@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from ramet.kernels.attention.meta import AttentionMeta
 from ramet.kernels.device_ops import DeviceOps
+from ramet.kernels.ops import Norm
 from ramet.kernels.tuning import ROW_BUCKETS, Product, bucket, graph_seconds, table_for
 
 BF16 = torch.bfloat16
@@ -96,9 +97,10 @@ class Model:
 
     def step(self, ops: DeviceOps, attention: str = "fused", ahead: bool = False) -> None:
         heads, _, dim = self.shape
-        x = ops.embed(self.ids, self.embedding)
+        norm = Norm(self.norm, 1e-6)
+        x, normed = ops.embed(self.ids, self.embedding), None
         for i, (qkv_w, out_w, up_w, down_w) in enumerate(self.weights):
-            qkv = ops.norm_linear(x, self.norm, 1e-6, qkv_w)
+            qkv = ops.norm_linear(x, self.norm, 1e-6, qkv_w, normed=normed)
             k, v = self.kv[i]
             if attention == "fused":
                 next_weights = (out_w, up_w) if ahead else None
@@ -112,28 +114,27 @@ class Model:
                 y = ops.attention(q, k, v, self.meta, dim**-0.5)
             else:
                 y = qkv[:, : heads * dim].contiguous()
-            ops.linear_add(y.view(len(x), -1), out_w, x)
-            ops.linear_add(ops.norm_gate_up(x, self.norm, 1e-6, up_w, "silu"), down_w, x)
-        ops.greedy(ops.linear(ops.rms_norm(x, self.norm, 1e-6), self.head))
+            normed = ops.linear_add(y.view(len(x), -1), out_w, x, norm=norm)
+            inner = ops.norm_gate_up(x, self.norm, 1e-6, up_w, "silu", normed=normed)
+            normed = ops.linear_add(inner, down_w, x, norm=norm)
+        if normed is None:
+            normed = ops.rms_norm(x, self.norm, 1e-6)
+        ops.greedy(ops.head(normed, self.head))
 
 
 def ways(model: Model) -> dict[str, Callable[[], None]]:
     """What is timed, by name."""
-    plain, halted = DeviceOps(), DeviceOps(pdl=False)
+    plain, apart = DeviceOps(), DeviceOps(fused_tail=False)
     found: dict[str, Callable[[], None]] = {
-        "attention as one kernel": lambda: model.step(plain),
         "attention in three": lambda: model.step(plain, "parts"),
         "no attention": lambda: model.step(plain, "none"),
-        "one kernel, no dependent launch": lambda: model.step(halted),
     }
-    for tile in ((64, 8, 3), (32, 4, 3), (64, 8, 1)):
-        ops = DeviceOps(fused_tile=tile)
-        found[f"one kernel, tile {tile}"] = lambda o=ops: model.step(o)
-    for megabytes in (4, 12, 24, 40):
-        for tile in (None, (64, 8, 3)):
-            ops = DeviceOps(fused_tile=tile, ahead_bytes=megabytes << 20)
-            name = f"one kernel, {megabytes} MB ahead, tile {tile}"
-            found[name] = lambda o=ops: model.step(o, ahead=True)
+    if len(model.ids) <= 64:
+        found["attention as one kernel"] = lambda: model.step(plain)
+        found["attention in two"] = lambda: model.step(apart)
+        for tile in ((32, 4, 3), (64, 4, 2), (128, 4, 3)):
+            ops = DeviceOps(fused_tile=tile, fused_tail=False)
+            found[f"attention in two, tile {tile}"] = lambda o=ops: model.step(o)
     return found
 
 
@@ -142,6 +143,10 @@ def main() -> None:
     parser.add_argument("--model", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--batch", nargs="+", default=["1:384", "8:1024"], help="requests:tokens")
     parser.add_argument("--no-measure", action="store_true", help="leave the plans as they are")
+    parser.add_argument(
+        "--rows", nargs="+", type=int, choices=ROW_BUCKETS, default=list(ROW_BUCKETS),
+        help="row counts whose plans are measured where no table has them",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, help="write the rows as JSON here")
     options = parser.parse_args()
     device = torch.device("cuda", torch.cuda.current_device())
@@ -149,7 +154,8 @@ def main() -> None:
     for name in options.model:
         model = Model(name, device)
         if not options.no_measure:
-            print(*table_for(device).measure(model.products(), device), sep="\n", flush=True)
+            wanted = [p for p in model.products() if p.rows in options.rows]
+            print(*table_for(device).measure(wanted, device), sep="\n", flush=True)
         for one in options.batch:
             items, length = map(int, one.split(":"))
             model.cache(items, length)

@@ -33,6 +33,7 @@ class DeviceOps:
         k_scale: float = 1.0,
         v_scale: float = 1.0,
         fused_tile: tuple[int, int, int] | None = None,
+        fused_tail: bool = True,
         ahead_bytes: int = 24 << 20,
     ) -> None:
         self.pdl = pdl
@@ -40,6 +41,7 @@ class DeviceOps:
         self.k_scale = k_scale
         self.v_scale = v_scale
         self.fused_tile = fused_tile
+        self.fused_tail = fused_tail
         self.ahead_bytes = ahead_bytes
         self._counters: dict[torch.device, list[torch.Tensor]] = {}
 
@@ -233,7 +235,7 @@ class DeviceOps:
             self._counters[qkv.device][-1], q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset,
             window=window, softcap=softcap, sinks=sinks, k_scale=self.k_scale,
             v_scale=self.v_scale, tile=self.fused_tile, ahead=ahead, ahead_bytes=self.ahead_bytes,
-            pdl=self.pdl,
+            tail=self.fused_tail, pdl=self.pdl,
         )  # fmt: skip
 
     def gate(self, x: torch.Tensor, act: str) -> torch.Tensor:

@@ -49,6 +49,15 @@ def one_row_step(
 
 
 @triton.jit
+def one_row_tile(line, second, k, there, K: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr):
+    """Weights at columns k of each row that starts at `line`; with GATED those at `second` too."""
+    mask = there[:, None] & ((k < K) | EVEN)[None, :]
+    w = tl.load(line + k[None, :], mask=mask, other=0.0)
+    u = tl.load(second + k[None, :], mask=mask, other=0.0) if GATED else w
+    return w, u
+
+
+@triton.jit
 def one_row_kernel(
     x,
     weight,
@@ -62,6 +71,7 @@ def one_row_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    BEFORE: tl.constexpr,
     NORM: tl.constexpr,
     BIAS: tl.constexpr,
     ACT: tl.constexpr,
@@ -69,7 +79,7 @@ def one_row_kernel(
     PDL: tl.constexpr,
 ):
     """One row of x [K]: float32 products in the ordinary cores, each thread summing its own
-    columns."""
+    columns. The first BEFORE tiles of weight, 1 to 4, are loaded before x is waited for."""
     GATED: tl.constexpr = ACT != ""
     EVEN: tl.constexpr = K % BLOCK_K == 0
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -77,9 +87,13 @@ def one_row_kernel(
     k = tl.arange(0, BLOCK_K)
     line = weight + n.to(tl.int64)[:, None] * K
     second = line + tl.cast(N, tl.int64) * K
-    mask = there[:, None] & ((k < K) | EVEN)[None, :]
-    w = tl.load(line + k[None, :], mask=mask, other=0.0)
-    u = tl.load(second + k[None, :], mask=mask, other=0.0) if GATED else w
+    w, u = one_row_tile(line, second, k, there, K, EVEN, GATED)  # pyright: ignore
+    if BEFORE > 1:
+        w1, u1 = one_row_tile(line, second, BLOCK_K + k, there, K, EVEN, GATED)  # pyright: ignore
+    if BEFORE > 2:
+        w2, u2 = one_row_tile(line, second, 2 * BLOCK_K + k, there, K, EVEN, GATED)  # pyright: ignore
+    if BEFORE > 3:
+        w3, u3 = one_row_tile(line, second, 3 * BLOCK_K + k, there, K, EVEN, GATED)  # pyright: ignore
     after_previous(PDL)
     acc = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
     up = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
@@ -87,11 +101,21 @@ def one_row_kernel(
     acc, up, squares = one_row_step(
         w, u, x, norm, k, offset, acc, up, squares, K, EVEN, NORM, GATED
     )
-    for first in tl.range(BLOCK_K, K, BLOCK_K, num_stages=STAGES):
+    if BEFORE > 1:
+        acc, up, squares = one_row_step(
+            w1, u1, x, norm, BLOCK_K + k, offset, acc, up, squares, K, EVEN, NORM, GATED
+        )
+    if BEFORE > 2:
+        acc, up, squares = one_row_step(
+            w2, u2, x, norm, 2 * BLOCK_K + k, offset, acc, up, squares, K, EVEN, NORM, GATED
+        )
+    if BEFORE > 3:
+        acc, up, squares = one_row_step(
+            w3, u3, x, norm, 3 * BLOCK_K + k, offset, acc, up, squares, K, EVEN, NORM, GATED
+        )
+    for first in tl.range(BEFORE * BLOCK_K, K, BLOCK_K, num_stages=STAGES):
         column = first + k
-        mask = there[:, None] & ((column < K) | EVEN)[None, :]
-        w = tl.load(line + column[None, :], mask=mask, other=0.0)
-        u = tl.load(second + column[None, :], mask=mask, other=0.0) if GATED else w
+        w, u = one_row_tile(line, second, column, there, K, EVEN, GATED)  # pyright: ignore
         acc, up, squares = one_row_step(
             w, u, x, norm, column, offset, acc, up, squares, K, EVEN, NORM, GATED
         )

@@ -1,8 +1,8 @@
 """Linear layers, and those with a norm, a gate or a residual around them, by the fastest way there
 is.
 
-Reference: `reference.linear`. Up to 16 rows a tuned kernel of `small_batch` may take them; else the
-vendor's library does, with the norm and the gate as kernels of their own.
+Reference: `reference.linear`. Up to 128 rows a measured kernel of `small_batch` or `mid_batch` may
+take them; else the vendor's library does, with the norm and the gate as kernels of their own.
 """
 
 from __future__ import annotations
@@ -11,20 +11,23 @@ import torch
 import torch.nn.functional as F
 
 from .activation import gate
+from .mid_batch import Tiles, mid_gate_up, mid_linear, mid_linear_add
 from .norm import rms_norm
-from .small_batch import MOST_ROWS, Plan, small_linear
+from .ops import Norm
+from .small_batch import Plan, small_linear
+from .small_batch import gate_up as small_gate_up
 from .small_batch import linear_add as small_linear_add
 from .small_batch import norm_gate_up as small_norm_gate_up
 from .small_batch import norm_linear as small_norm_linear
-from .tuning import Product, table_for
+from .tuning import ROW_BUCKETS, Product, table_for
 
 
 def plan_for(
     x: torch.Tensor, weight: torch.Tensor, *, gated: bool = False, normed: bool = False
-) -> Plan | None:
-    """The plan of a small product; None where the library takes it."""
+) -> Plan | Tiles | None:
+    """The plan of a product of few rows; None where the library takes it."""
     rows = x.shape[0]
-    if rows > MOST_ROWS or rows == 0 or not (x.is_contiguous() and weight.is_contiguous()):
+    if rows > ROW_BUCKETS[-1] or rows == 0 or not (x.is_contiguous() and weight.is_contiguous()):
         return None
     if x.dtype != weight.dtype or x.device.type == "cpu":
         return None
@@ -39,7 +42,26 @@ def linear(
     plan = plan_for(x, weight)
     if plan is None:
         return F.linear(x, weight, bias)
+    if isinstance(plan, Tiles):
+        return mid_linear(x, weight, bias, tiles=plan, pdl=pdl)
     return small_linear(x, weight, bias, plan=plan, pdl=pdl)
+
+
+def wide(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Room for the product of x [T, K] and weight [N, K] in float32."""
+    return torch.empty(len(x), len(weight), dtype=torch.float32, device=x.device)
+
+
+def head(x: torch.Tensor, weight: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
+    """`linear` whose result is float32 whatever x and weight are: [T, N]."""
+    plan = plan_for(x, weight)
+    if isinstance(plan, Tiles):
+        return mid_linear(x, weight, tiles=plan, out=wide(x, weight), pdl=pdl)
+    if plan is not None:
+        return small_linear(x, weight, plan=plan, out=wide(x, weight), pdl=pdl)
+    if x.dtype == torch.float32 or x.device.type == "cpu":
+        return F.linear(x, weight).float()
+    return torch.mm(x, weight.t(), out_dtype=torch.float32)
 
 
 def norm_linear(
@@ -49,16 +71,24 @@ def norm_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     offset: float = 0.0,
+    normed: torch.Tensor | None = None,
     *,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """`linear` of the RMS norm of x [T, K]; x is not changed."""
+    """`linear` of the RMS norm of x [T, K], which is `normed` where it is there; x is not
+    changed."""
     plan = plan_for(x, weight, normed=True)
-    if plan is None:
-        return F.linear(rms_norm(x, norm_weight, eps, offset, pdl=pdl), weight, bias)
-    return small_norm_linear(
-        x, norm_weight, eps, weight, bias, offset=offset, plan=plan, pdl=pdl
-    )  # fmt: skip
+    if isinstance(plan, Plan) and normed is None:
+        return small_norm_linear(
+            x, norm_weight, eps, weight, bias, offset=offset, plan=plan, pdl=pdl
+        )  # fmt: skip
+    if normed is None:
+        normed = rms_norm(x, norm_weight, eps, offset, pdl=pdl)
+    if isinstance(plan, Tiles):
+        return mid_linear(normed, weight, bias, tiles=plan, pdl=pdl)
+    if plan is not None:
+        return small_linear(normed, weight, bias, plan=plan, pdl=pdl)
+    return F.linear(normed, weight, bias)
 
 
 def linear_add(
@@ -66,16 +96,22 @@ def linear_add(
     weight: torch.Tensor,
     residual: torch.Tensor,
     bias: torch.Tensor | None = None,
+    norm: Norm | None = None,
     *,
     pdl: bool = False,
-) -> torch.Tensor:
-    """residual [T, N] += `linear` of x, in place; returns residual."""
+) -> torch.Tensor | None:
+    """residual [T, N] += `linear` of x, in place. Returns `norm` of the residual where it comes for
+    nothing, else None."""
     plan = plan_for(x, weight)
+    if isinstance(plan, Tiles):
+        return mid_linear_add(x, weight, residual, bias, tiles=plan, norm=norm, pdl=pdl)
     if plan is not None:
-        return small_linear_add(x, weight, residual, bias, plan=plan, pdl=pdl)
+        small_linear_add(x, weight, residual, bias, plan=plan, pdl=pdl)
+        return None
     if bias is not None:
         residual += bias
-    return residual.addmm_(x, weight.t())
+    residual.addmm_(x, weight.t())
+    return None
 
 
 def norm_gate_up(
@@ -85,15 +121,21 @@ def norm_gate_up(
     weight: torch.Tensor,
     act: str,
     offset: float = 0.0,
+    normed: torch.Tensor | None = None,
     *,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """act(gate) * up of the RMS norm of x [T, K], weight [2 F, K] holding gate's rows, then up's:
-    [T, F]."""
+    """act(gate) * up of the RMS norm of x [T, K] (or of `normed`), weight [2 F, K] holding gate's
+    rows, then up's: [T, F]."""
     plan = plan_for(x, weight, gated=True)
-    if plan is None:
-        both = F.linear(rms_norm(x, norm_weight, eps, offset, pdl=pdl), weight)
-        return gate(both, act, pdl=pdl)
-    return small_norm_gate_up(
-        x, norm_weight, eps, weight, act, offset=offset, plan=plan, pdl=pdl
-    )  # fmt: skip
+    if isinstance(plan, Plan) and normed is None:
+        return small_norm_gate_up(
+            x, norm_weight, eps, weight, act, offset=offset, plan=plan, pdl=pdl
+        )  # fmt: skip
+    if normed is None:
+        normed = rms_norm(x, norm_weight, eps, offset, pdl=pdl)
+    if isinstance(plan, Tiles):
+        return mid_gate_up(normed, weight, act, tiles=plan, pdl=pdl)
+    if plan is not None:
+        return small_gate_up(normed, weight, act, plan=plan, pdl=pdl)
+    return gate(F.linear(normed, weight), act, pdl=pdl)

@@ -20,7 +20,8 @@ MOST_ROWS = 16
 
 class Plan(NamedTuple):
     """How one product is cut. `slices` 0: the kernel of one row; else the tensor-core kernel, whose
-    slices of K are `block_k` wide. `inside`: a norm before it is taken in the same kernel."""
+    slices of K are `block_k` wide. `inside`: a norm before it is taken in the same kernel.
+    `before`: tiles of weight that the kernel of one row loads before x is there."""
 
     block_n: int
     block_k: int
@@ -28,6 +29,7 @@ class Plan(NamedTuple):
     stages: int
     slices: int = 0
     inside: int = 1
+    before: int = 1
 
 
 def default_plan(rows: int, n: int, k: int) -> Plan:
@@ -78,7 +80,7 @@ def _launch(
     if plan.slices == 0:
         start(
             one_row_kernel, grid, *pointers, **sizes, **flags, STAGES=plan.stages,
-            device=x.device, pdl=pdl, warps=plan.warps,
+            BEFORE=plan.before, device=x.device, pdl=pdl, warps=plan.warps,
         )  # fmt: skip
         return out
     start(
@@ -158,6 +160,20 @@ def norm_gate_up(
     up: [M, F]."""
     out = _empty(x, len(weight) // 2, out)
     return _launch(x, weight, None, norm_weight, eps, offset, act, out, False, plan, pdl)
+
+
+def gate_up(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    act: str,
+    *,
+    out: torch.Tensor | None = None,
+    plan: Plan | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """`norm_gate_up` of x that is normed already: [M, F]."""
+    out = _empty(x, len(weight) // 2, out)
+    return _launch(x, weight, None, None, 0.0, 0.0, act, out, False, plan, pdl)
 
 
 def cost(rows: int, n: int, k: int, size: int) -> tuple[int, int]:

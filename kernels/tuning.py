@@ -21,18 +21,24 @@ import torch.nn.functional as F
 from triton.runtime.errors import OutOfResources
 
 from .activation import gate
+from .mid_batch import LARGEST_WIDTH, Tiles, mid_gate_up, mid_linear, mid_linear_add
 from .norm import rms_norm
+from .ops import Norm
 from .small_batch import (
     MOST_ROWS,
     Plan,
     default_plan,
+    linear_add,
     norm_gate_up,
     norm_linear,
     small_linear,
 )
 
-ROW_BUCKETS = (1, 8, MOST_ROWS)
-"""Row counts that are measured; others go by the next larger one."""
+ROW_BUCKETS = (1, 8, MOST_ROWS, 32, 64, 128)
+"""Row counts for which plans are kept; others go by the next larger one."""
+
+AT_START = (1, 8, MOST_ROWS)
+"""Those measured by an engine when no table has them; the others take minutes."""
 
 LARGEST_UNMEASURED = 128 << 20
 """Bytes of weights up to which the kernel for few rows is taken unmeasured."""
@@ -58,59 +64,81 @@ class Product(NamedTuple):
 
 
 def bucket(rows: int) -> int:
-    """The row count that was measured for `rows`, which is at most `MOST_ROWS`."""
+    """The row count that was measured for `rows`, which is at most the largest bucket."""
     return next(size for size in ROW_BUCKETS if size >= rows)
 
 
-def candidates(product: Product) -> list[Plan]:
+def candidates(product: Product) -> list[Plan | Tiles]:
     """Plans worth measuring: few, since each is compiled first."""
     rows, _, k, gated, normed = product
     if rows == 1:
         plans = [
             Plan(2, 1024, 4, 0),
             Plan(4, 512, 4, 0),
+            Plan(4, 512, 4, 0, before=3),
             Plan(4, 1024, 8, 0),
             Plan(8, 512, 4, 0),
+            Plan(8, 512, 8, 0, before=3),
             Plan(8, 1024, 8, 0),
             Plan(4, 2048, 8, 0),
         ]
         if gated:
-            plans += [Plan(4, 256, 4, 0), Plan(2, 1024, 8, 0)]
-        return [plan for plan in plans if plan.block_k < 2 * k]
+            plans += [Plan(4, 256, 4, 0), Plan(2, 1024, 8, 0), Plan(4, 512, 8, 0, before=3)]
+        elif k > 4096:
+            plans += [Plan(4, 1024, 8, 0, before=3), Plan(2, 1024, 4, 0, before=4)]
+        return [plan for plan in plans if plan.block_k * plan.before < 2 * k]
+    if rows > MOST_ROWS:
+        return list(tile_candidates(product))
     plans = [
         Plan(16, 64, 4, 4, slices=4),
         Plan(16, 64, 8, 3, slices=8),
         Plan(16, 128, 4, 3, slices=4),
         Plan(32, 64, 4, 4, slices=4),
-        Plan(64, 64, 4, 5, slices=1),
     ]
     if gated:
-        plans = [*plans[:2], Plan(16, 32, 4, 5, slices=4), Plan(32, 64, 8, 3, slices=4), plans[4]]
+        plans = [*plans[:2], Plan(16, 32, 4, 5, slices=4), Plan(32, 64, 8, 3, slices=4)]
     if gated or normed:
-        plans += [plan._replace(inside=0) for plan in plans]
-    return plans
+        plans += [plan._replace(inside=0) for plan in plans[:2]]
+    return [*plans, *tile_candidates(product)]
+
+
+def tile_candidates(product: Product) -> list[Tiles]:
+    """Cuts for the tensor cores: enough programs for the device, each with enough in flight."""
+    rows, n, k, gated, _ = product
+    deep = 64 if rows > 64 else 128
+    shapes = [(64, deep, 4, 4), (64, 64, 4, 6), (128, 64, 8, 4)]
+    programs = n * (2 if gated else 1) // 64
+    slices = [1]
+    if not gated and n <= LARGEST_WIDTH:
+        # About one, two and three programs a multiprocessor.
+        wanted = [max(1, round(132 * many / programs)) for many in (1, 2, 3)]
+        slices = sorted({min(s, 16, max(1, k // 256)) for s in wanted})
+    found = [
+        Tiles(block_n, block_k, warps, stages, s)
+        for block_n, block_k, warps, stages in shapes
+        for s in slices
+    ]
+    return [*found, Tiles(64, 64, 4, 6, slices[-1], ahead=256)]
 
 
 class Table:
     """The best plan of each product; None stands for the vendor's library."""
 
-    def __init__(self, plans: dict[str, Plan | None], path: Path | None = None) -> None:
+    def __init__(self, plans: dict[str, Plan | Tiles | None], path: Path | None = None) -> None:
         self.plans = plans
         self.path = path
 
     @staticmethod
-    def read(path: Path) -> dict[str, Plan | None]:
+    def read(path: Path) -> dict[str, Plan | Tiles | None]:
         """The plans of a file. Raises ValueError, naming the file, when it is not such a table."""
         try:
             entries = json.loads(path.read_text())["plans"]
-            return {
-                key: None if one is None else Plan(*map(int, one)) for key, one in entries.items()
-            }
+            return {key: None if one is None else _plan_of(*one) for key, one in entries.items()}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{path} is not a table of kernel plans: {error!r}") from error
 
-    def plan(self, product: Product, dtype: torch.dtype) -> Plan | None:
-        """How to compute a product of 1 to `MOST_ROWS` rows; None: by the vendor's library."""
+    def plan(self, product: Product, dtype: torch.dtype) -> Plan | Tiles | None:
+        """How to compute a product of few rows; None: by the vendor's library."""
         if dtype == torch.float32:
             return default_plan(1, product.n, product.k) if product.rows == 1 else None
         product = product._replace(rows=bucket(product.rows))
@@ -118,7 +146,7 @@ class Table:
             if one.key in self.plans:
                 return self.plans[one.key]
         size = product.n * product.k * 2 * (2 if product.gated else 1)
-        if product.rows > 1 and size > LARGEST_UNMEASURED:
+        if product.rows > MOST_ROWS or (product.rows > 1 and size > LARGEST_UNMEASURED):
             return None
         return default_plan(product.rows, product.n, product.k)
 
@@ -139,54 +167,102 @@ class Table:
         return lines
 
 
-def write(path: Path, plans: dict[str, Plan | None]) -> None:
+def _plan_of(kind: str, *numbers: int) -> Plan | Tiles:
+    return {"rows": Plan, "tiles": Tiles}[kind](*map(int, numbers))
+
+
+def write(path: Path, plans: dict[str, Plan | Tiles | None]) -> None:
     """Replace a table's file as a whole, so that another process never reads half of one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    body = {"plans": {key: None if one is None else list(one) for key, one in plans.items()}}
+    body = {
+        key: None if one is None else ["tiles" if isinstance(one, Tiles) else "rows", *one]
+        for key, one in sorted(plans.items())
+    }
+    lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(one)}" for key, one in body.items())
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, text=True)
     with os.fdopen(handle, "w") as file:
-        json.dump(body, file, indent=1, sort_keys=True)
+        file.write(f'{{"plans": {{\n{lines}\n}}}}\n')
     Path(name).replace(path)
 
 
-def best_plan(product: Product, device: torch.device) -> tuple[Plan | None, str]:
-    """The fastest candidate, and a line that says how fast it and the library are."""
-    rows, n, k, gated, normed = product
-    size = n * k * 2 * (2 if gated else 1)
-    copies = max(1, -(-ROTATED // size))
-    weights = [
-        torch.randn(n * (2 if gated else 1), k, dtype=torch.bfloat16, device=device)
-        for _ in range(copies)
-    ]
-    x = torch.randn(rows, k, dtype=torch.bfloat16, device=device)
-    norm = torch.ones(k, dtype=torch.bfloat16, device=device)
-    out = torch.empty(rows, n, dtype=torch.bfloat16, device=device)
+class Trial:
+    """The tensors of one product, with weights enough that no cache holds them, and its ways."""
 
-    def run(plan: Plan | None) -> None:
-        for weight in weights:
-            if plan is None:
-                # What the library leaves to other kernels counts as well.
-                before = rms_norm(x, norm, 1e-6, pdl=True) if gated or normed else x
-                after = F.linear(before, weight)
-                if gated:
-                    gate(after, "silu", out=out, pdl=True)
-            elif gated:
-                norm_gate_up(x, norm, 1e-6, weight, "silu", out=out, plan=plan, pdl=True)
-            elif normed:
-                norm_linear(x, norm, 1e-6, weight, out=out, plan=plan, pdl=True)
+    def __init__(self, product: Product, device: torch.device) -> None:
+        rows, n, k, gated, normed = product
+        self.product = product
+        self.size = n * k * 2 * (2 if gated else 1)
+        self.weights = [
+            torch.randn(n * (2 if gated else 1), k, dtype=torch.bfloat16, device=device)
+            for _ in range(max(1, -(-ROTATED // self.size)))
+        ]
+        self.x = torch.randn(rows, k, dtype=torch.bfloat16, device=device)
+        self.before = torch.ones(k, dtype=torch.bfloat16, device=device)
+        self.after = Norm(torch.ones(n, dtype=torch.bfloat16, device=device), 1e-6)
+        self.out = torch.zeros(rows, n, dtype=torch.bfloat16, device=device)
+        # What goes back to the residual is normed next, which some ways do for nothing.
+        self.added = not (gated or normed) and n <= LARGEST_WIDTH
+
+    def run(self, plan: Plan | Tiles | None) -> None:
+        """The product with every weight, and what a plan leaves to other kernels."""
+        for weight in self.weights:
+            if self.added:
+                self._add(plan, weight)
+            elif isinstance(plan, Plan):
+                self._small(plan, weight)
             else:
-                small_linear(x, weight, out=out, plan=plan, pdl=True)
+                self._large(plan, weight)
 
-    times: dict[Plan | None, float] = {}
+    def _small(self, plan: Plan, weight: torch.Tensor) -> None:
+        if self.product.gated:
+            norm_gate_up(
+                self.x, self.before, 1e-6, weight, "silu", out=self.out, plan=plan, pdl=True
+            )
+        elif self.product.normed:
+            norm_linear(self.x, self.before, 1e-6, weight, out=self.out, plan=plan, pdl=True)
+        else:
+            small_linear(self.x, weight, out=self.out, plan=plan, pdl=True)
+
+    def _large(self, plan: Tiles | None, weight: torch.Tensor) -> None:
+        x = self.x
+        if self.product.gated or self.product.normed:
+            x = rms_norm(x, self.before, 1e-6, pdl=True)
+        if plan is None:
+            y = F.linear(x, weight)
+            if self.product.gated:
+                gate(y, "silu", out=self.out, pdl=True)
+        elif self.product.gated:
+            mid_gate_up(x, weight, "silu", tiles=plan, out=self.out, pdl=True)
+        else:
+            mid_linear(x, weight, tiles=plan, out=self.out, pdl=True)
+
+    def _add(self, plan: Plan | Tiles | None, weight: torch.Tensor) -> None:
+        normed = None
+        if plan is None:
+            self.out.addmm_(self.x, weight.t())
+        elif isinstance(plan, Tiles):
+            normed = mid_linear_add(self.x, weight, self.out, tiles=plan, norm=self.after, pdl=True)
+        else:
+            linear_add(self.x, weight, self.out, plan=plan, pdl=True)
+        # Up to 16 rows the next kernel may take the norm itself.
+        if normed is None and self.product.rows > MOST_ROWS:
+            rms_norm(self.out, self.after.weight, self.after.eps, pdl=True)
+
+
+def best_plan(product: Product, device: torch.device) -> tuple[Plan | Tiles | None, str]:
+    """The fastest candidate, and a line that says how fast it and the library are."""
+    trial = Trial(product, device)
+    times: dict[Plan | Tiles | None, float] = {}
     for plan in (None, *candidates(product)):
         # A plan that asks for more than the device has is no candidate there.
         with contextlib.suppress(OutOfResources):
-            times[plan] = graph_seconds(lambda p=plan: run(p), device) / copies
+            seconds = graph_seconds(lambda p=plan: trial.run(p), device)
+            times[plan] = seconds / len(trial.weights)
     library = times[None]
     plan = min(times, key=lambda one: times[one])
     line = (
-        f"{product.key}: {times[plan] * 1e6:.1f} us ({size / times[plan] / 1e12:.2f} TB/s) by "
-        f"{'the library' if plan is None else tuple(plan)}, library {library * 1e6:.1f} us"
+        f"{product.key}: {times[plan] * 1e6:.1f} us, {trial.size / times[plan] / 1e12:.2f} TB/s, "
+        f"by {'the library' if plan is None else plan}, library {library * 1e6:.1f} us"
     )
     return plan, line
 
@@ -227,7 +303,7 @@ def table_for(device: torch.device) -> Table:
         return Table({})
     name = torch.cuda.get_device_name(device)
     path = cache_path(name)
-    plans: dict[str, Plan | None] = {}
+    plans: dict[str, Plan | Tiles | None] = {}
     shipped = Path(__file__).with_name("tuned") / path.name
     for file in (shipped, path):
         if file.exists():

@@ -134,9 +134,20 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     cuda_graph_max_bs: Annotated[
         int, _says("Largest decode batch that is captured as a CUDA graph.", ge=1, le=4096)
     ] = 256
+    enable_deterministic_inference: Annotated[
+        bool,
+        _says(
+            "On CUDA: the same request gives the same bits whatever runs beside it, is cached, or "
+            "how it is cut into chunks. Slower."
+        ),
+    ] = False
     schedule_conservativeness: Annotated[
         float, _says("Above 1 admits fewer requests and retracts less.", gt=0.0, le=100.0)
     ] = 1.0
+    grammar_backend: Annotated[
+        Literal["auto", "outlines", "llguidance"],
+        _says("What compiles constraints on output. auto: by the kind of constraint."),
+    ] = "auto"
     random_seed: (
         Annotated[
             int, _says("Seed of dummy weights and unseeded draws. None: random.", ge=0, lt=2**31)
@@ -150,6 +161,25 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         Annotated[str, _says("Jinja file of a chat template to use instead of the model's own.")]
         | None
     ) = None
+    tool_call_parser: Annotated[
+        Literal[
+            "auto", "none", "hermes", "qwen", "qwen25", "llama3", "llama3_json", "mistral",
+            "pythonic", "llama4_pythonic", "deepseek", "deepseekv3", "deepseek_v3", "deepseekv31",
+            "deepseek_v31",
+        ],
+        _says("How the model writes calls of tools. auto: as its chat template shows."),
+    ] = "auto"  # fmt: skip
+    reasoning_parser: Annotated[
+        Literal[
+            "auto", "none", "think", "qwen3", "qwen3-thinking", "deepseek-r1", "deepseek_r1",
+            "deepseek-v3", "deepseek_v3", "glm45", "step3", "kimi", "mistral", "seed-oss",
+            "seed_oss",
+        ],
+        _says("How the model marks its thinking. auto: as its chat template shows."),
+    ] = "auto"  # fmt: skip
+    trust_request_chat_template: Annotated[
+        bool, _says("Let requests bring chat templates of their own, rendered in a sandbox.")
+    ] = False
     host: Annotated[
         str, _says("Interface to listen on; any but loopback needs an API key.", min_length=1)
     ] = "127.0.0.1"

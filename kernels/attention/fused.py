@@ -3,7 +3,7 @@
 Reference: `reference.rope`, then `reference.attention`. The newest key and value never wait for
 memory: the program whose part ends with them makes them, stores them for later steps, and takes
 them into its sums itself. Each program asks for its first tile of older keys before it waits for
-the kernel that makes q. The last program of a group to end merges it.
+the kernel that makes q. The last program of a group to end merges it, or `merge` does.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ..launch import (
     start,
 )
 from ..rope import rotated, slot_stride
+from .merge import merge
 from .meta import AttentionMeta
 from .splits import choose_splits
 from .tile import accumulate, finish, inner_mask, scores
@@ -114,6 +115,7 @@ def fused_decode_kernel(
     SINKS: tl.constexpr,
     NORM: tl.constexpr,
     AHEAD: tl.constexpr,
+    TAIL: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -203,7 +205,12 @@ def fused_decode_kernel(
 
     wanted = there[:, None] & wide
     index = item * HEADS + head
-    if parts <= 1:
+    if not TAIL:
+        entry = index + split.to(tl.int64) * items * HEADS
+        mask = wanted & (split < parts)
+        tl.store(partial + entry[:, None] * D + d[None, :], result, mask=mask)
+        tl.store(lse + entry, log, mask=there)
+    elif parts <= 1:
         # One part, or no keys at all: its result is the result.
         if split == 0:
             place = out + index[:, None] * D + d[None, :]
@@ -249,6 +256,7 @@ def fused_decode(
     tile: tuple[int, int, int] | None = None,
     ahead: tuple[torch.Tensor, torch.Tensor] | None = None,
     ahead_bytes: int = 24 << 20,
+    tail: bool = True,
     pdl: bool = False,
 ) -> torch.Tensor:
     """`rope_write`, then `decode`, of qkv [B, (Hq + 2 Hk) D]: attention's output [B, Hq, D].
@@ -258,7 +266,8 @@ def fused_decode(
     must hold zeros, and does so again afterwards; one stream at a time may use them. For up to 16
     query heads a KV head. `tile` is (keys, warps, stages). `ahead`: two weights that the
     next kernels read, of which up to `ahead_bytes` from their starts on are fetched into the cache
-    meanwhile. Raises ValueError for shapes that do not fit.
+    meanwhile. Without `tail` the parts are merged by a kernel of their own. Raises ValueError for
+    shapes that do not fit.
     """
     items = qkv.shape[0]
     group = heads // kv_heads
@@ -323,9 +332,12 @@ def fused_decode(
         SINKS=sinks is not None,
         NORM=q_norm is not None,
         AHEAD=extra > 0,
+        TAIL=tail or splits == 1,
         device=qkv.device,
         pdl=pdl,
         warps=warps,
         stages=stages,
     )  # fmt: skip
+    if splits > 1 and not tail:
+        merge(partial, lse, out=out, pdl=pdl)
     return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from ..ops import Norm
 from .activation import gate
 from .norm import rms_norm
 
@@ -14,6 +15,11 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     return F.linear(x, weight, bias)
 
 
+def head(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`linear` of the last layer."""
+    return F.linear(x, weight)
+
+
 def norm_linear(
     x: torch.Tensor,
     norm_weight: torch.Tensor,
@@ -21,9 +27,12 @@ def norm_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     offset: float = 0.0,
+    normed: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`linear` of the RMS norm of x [T, K]: [T, N]."""
-    return linear(rms_norm(x, norm_weight, eps, offset), weight, bias)
+    """`linear` of the RMS norm of x [T, K], or of ``normed``: [T, N]."""
+    if normed is None:
+        normed = rms_norm(x, norm_weight, eps, offset)
+    return linear(normed, weight, bias)
 
 
 def linear_add(
@@ -31,9 +40,10 @@ def linear_add(
     weight: torch.Tensor,
     residual: torch.Tensor,
     bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """``residual`` [T, N] += `linear` of x, in place; returns it."""
-    return residual.add_(linear(x, weight, bias))
+    norm: Norm | None = None,
+) -> torch.Tensor | None:
+    """``residual`` [T, N] += `linear` of x, in place; its norm is left to who needs it."""
+    residual.add_(linear(x, weight, bias))
 
 
 def norm_gate_up(
@@ -43,6 +53,7 @@ def norm_gate_up(
     weight: torch.Tensor,
     act: str,
     offset: float = 0.0,
+    normed: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`gate` of `norm_linear`, ``weight`` [2F, K]: [T, F]."""
-    return gate(norm_linear(x, norm_weight, eps, weight, None, offset), act)
+    return gate(norm_linear(x, norm_weight, eps, weight, None, offset, normed), act)

@@ -6,7 +6,7 @@ from .activation import gate, softcap_
 from .attention import attention, attention_lse, decode_attention
 from .embed import embed
 from .hashing import uniform
-from .linear import linear, linear_add, norm_gate_up, norm_linear
+from .linear import head, linear, linear_add, norm_gate_up, norm_linear
 from .norm import add_rms_norm, rms_norm
 from .rope import rope_write
 from .sampling import (
@@ -32,6 +32,7 @@ __all__ = [
     "embed",
     "gate",
     "greedy",
+    "head",
     "linear",
     "linear_add",
     "mask_",

@@ -83,6 +83,11 @@ def build_runner(
             step_tokens=step_tokens_of(config, device, context),
             stage=stage,
         )
+    if config.enable_deterministic_inference:
+        raise BadInputError(
+            "enable_deterministic_inference: only a CUDA device promises the same bits",
+            param="enable_deterministic_inference",
+        )
     slots = config.max_total_tokens or _host_slots(model, dtype, context)
     stage(f"weights of {files.name} ({str(dtype).removeprefix('torch.')} on the CPU)")
     try:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from typing import cast
 
 import torch
 
-from ...kernels.tuning import ROW_BUCKETS, Product, table_for
+from ...kernels.ops import Ops, ops_for
+from ...kernels.tuning import AT_START, Product, table_for
 from ..config import EngineConfig
 from ..protocol.errors import ModelError
 from .config import ModelConfig
@@ -24,7 +26,7 @@ def products_of(model: ModelConfig) -> list[Product]:
     qkv = heads + 2 * model.num_kv_heads * model.head_dim
     return [
         product
-        for rows in ROW_BUCKETS
+        for rows in AT_START
         for product in (
             Product(rows, qkv, hidden, normed=True),
             Product(rows, hidden, heads),
@@ -33,6 +35,14 @@ def products_of(model: ModelConfig) -> list[Product]:
             Product(rows, model.vocab_size, hidden),
         )
     ]
+
+
+def _ops_of(config: EngineConfig, device: torch.device) -> Ops:
+    if not config.enable_deterministic_inference:
+        return ops_for(device)
+    from ...kernels.device_ops import DeviceOps
+
+    return cast("Ops", DeviceOps(invariant=True))
 
 
 def build_device_runner(
@@ -66,11 +76,12 @@ def build_device_runner(
             max_rows=config.max_running_requests,
             context_length=context,
             device=device,
+            ops=_ops_of(config, device),
         )
         torch.cuda.synchronize()
         used = torch.cuda.memory_allocated()
         spent(f"weights, {used / 2**30:.2f} GiB")
-        if dtype == torch.bfloat16:
+        if dtype == torch.bfloat16 and not config.enable_deterministic_inference:
             stage("choosing kernels")
             for line in table_for(device).measure(products_of(model), device):
                 log.info("%s", line)

@@ -23,6 +23,7 @@ from ramet.kernels import (
     invariant,
     launch,
     logits,
+    mid_batch,
     norm,
     rope,
     rows,
@@ -31,6 +32,7 @@ from ramet.kernels import (
 )
 from ramet.kernels.attention import decode, extend, fused, merge
 from ramet.kernels.attention.meta import AttentionMeta
+from ramet.kernels.ops import Norm
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -157,6 +159,18 @@ def run_launchers(model: str) -> None:
         weight = empty(2 * inner, hidden)
         small_batch.norm_gate_up(x, empty(hidden), 1e-5, weight, "silu", pdl=True)
         small_batch.linear_add(inside, empty(hidden, inner), x, pdl=True)
+    for rows_, tiles in (
+        (16, mid_batch.Tiles(64, 128, 4, 4, ahead=256)),
+        (64, mid_batch.Tiles(64, 128, 4, 4)),
+        (128, mid_batch.Tiles(128, 64, 8, 4)),
+    ):
+        x, inside, weight = empty(rows_, hidden), empty(rows_, inner), empty(2 * inner, hidden)
+        mid_batch.mid_gate_up(x, weight, "silu", tiles=tiles, pdl=True)
+        sliced = tiles._replace(slices=3)
+        mid_batch.mid_linear_add(
+            inside, empty(hidden, inner), x, tiles=sliced, norm=Norm(empty(hidden), 1e-5), pdl=True
+        )
+        mid_batch.mid_linear(x, empty(hidden, hidden), empty(hidden), tiles=tiles, pdl=True)
     # Sampling knows of a model only its vocabulary: one model's is enough.
     for count in (1, 64) if biased else ():
         x = empty(count, vocabulary, dtype=torch.float32)
@@ -192,7 +206,8 @@ def main() -> None:
         launches.append((self, arguments, keywords))
 
     JITFunction.run = catch
-    launch.dependent_launch = lambda device, wanted: wanted
+    for module in (launch, mid_batch):
+        module.dependent_launch = lambda device, wanted: wanted
     run_launchers(sys.argv[1])
     seen: set[str] = set()
     for kernel, arguments, keywords in launches:

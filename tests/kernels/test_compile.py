@@ -20,9 +20,11 @@ HOT = (
     "fused_decode_kernel",
     "invariant_kernel",
     "merge_kernel",
+    "mid_rows_kernel",
     "one_row_kernel",
     "rms_norm_kernel",
     "rope_write_kernel",
+    "sum_parts_kernel",
 )
 
 
@@ -50,5 +52,8 @@ def test_kernels_compile_for_hopper(model, tmp_path):
         tall = one["kernel"] in ("extend_kernel", "invariant_kernel")
         if tall and one["constants"]["BLOCK_M"] >= 64:
             assert one["wgmma"] > 0, f"{name} is not on the fast tensor path"
+        if one["kernel"] == "mid_rows_kernel":
+            assert one["wgmma"] > 0, f"{name} is not on the fast tensor path"
+            assert one["cp.async"] > 0, f"{name} does not load ahead"
         if one["launch_pdl"]:
             assert one["griddepcontrol"] == 2, f"{name} must wait once and release once"

@@ -71,11 +71,12 @@ class Case:
         sinks = self.sinks if with_sinks else None
         want, caches = self.exact(sinks=None if sinks is None else sinks.cpu(), **options)
         out = poisoned(len(self.qkv), heads, dim, dtype=self.qkv.dtype)
-        for _ in range(2):  # the second time the counters must be as they were
+        # The second time the counters must be as they were; then `merge` does it.
+        for tail in (True, True, False):
             fused_decode(
                 self.qkv, self.cos_sin, *self.caches, self.meta, heads, kv_heads, dim, SCALE,
                 self.counters, q_norm=self.norms[0], k_norm=self.norms[1], offset=1.0,
-                sinks=sinks, out=out, splits=splits, **options,
+                sinks=sinks, out=out, splits=splits, tail=tail, **options,
             )  # fmt: skip
             close(out, want)
             assert not self.counters.any(), "the counters are zero again"

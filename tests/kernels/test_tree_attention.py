@@ -169,12 +169,6 @@ def test_options(options, device, close, poisoned):
     case.check(poisoned, close, **options)
 
 
-def test_one_kernel_for_all(device, close, poisoned):
-    case = Case(Tree(9, 4, 90, 7), 6, 2, 64, torch.bfloat16, device)
-    apart = case.check(poisoned, close)
-    assert torch.equal(case.check(poisoned, close, together=True), apart)
-
-
 def test_many_heads_of_one_kv_head(device, close, poisoned):
     Case(Tree(4, 2, 50, 2), 40, 2, 64, torch.float16, device).check(poisoned, close)
     with pytest.raises(ValueError, match="65 heads"):

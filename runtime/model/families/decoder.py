@@ -77,8 +77,8 @@ class Decoder:
         raise NotImplementedError
 
     def raw_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[S, H] to [S, V] in the weights' dtype, uncapped: their order is that of the logits."""
-        return self.head.apply(hidden)
+        """[S, H] to [S, V], uncapped: their order is that of the logits."""
+        return self.head.scores(hidden)
 
     def finish_logits(self, raw: torch.Tensor) -> torch.Tensor:
         """`raw_logits` to logits, float32."""

@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 
 from ....kernels.attention.meta import AttentionMeta
+from ....kernels.ops import Norm
 from ..layers.attention import Attention
-from ..layers.linear import Norm
 from ..layers.mlp import GatedMlp
 from ..layers.weights import Weights
 from .decoder import Decoder
@@ -45,9 +45,15 @@ class LlamaDecoder(Decoder):
         kv: torch.Tensor,
     ) -> torch.Tensor:
         config = self.config
+        last = Norm(self.norm, config.rms_eps, config.norm_offset)
         residual = self.embed(ids)
+        normed = None
         for i, attention in enumerate(self.attentions):
-            qkv = attention.qkv.of_norm(residual, self.attention_norms[i])
-            attention.out.add_to(residual, attention.attend(qkv, positions, slots, meta, kv[i]))
-            self.mlps[i].add_to(residual, self.mlp_norms[i])
-        return self.ops.rms_norm(residual, self.norm, config.rms_eps, config.norm_offset)
+            qkv = attention.qkv.of_norm(residual, self.attention_norms[i], normed)
+            y = attention.attend(qkv, positions, slots, meta, kv[i])
+            normed = attention.out.add_to(residual, y, self.mlp_norms[i])
+            following = self.attention_norms[i + 1] if i + 1 < config.num_layers else last
+            normed = self.mlps[i].add_to(residual, self.mlp_norms[i], normed, following)
+        if normed is not None:
+            return normed
+        return self.ops.rms_norm(residual, last.weight, last.eps, last.offset)

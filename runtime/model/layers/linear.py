@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from ....kernels.ops import Activation, Ops
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """An RMS norm that stands before a linear layer."""
-
-    weight: torch.Tensor
-    eps: float
-    offset: float = 0.0
+from ....kernels.ops import Activation, Norm, Ops
 
 
 class Linear(Protocol):
     """A matrix [N, K] with an optional bias [N], in whatever form its device likes best; and the
-    same with its neighbours, for devices that compute them in one kernel."""
+    same with its neighbours, for devices that compute them in one kernel. ``normed`` is the norm of
+    x, when whoever made x had it."""
 
     out_features: int
 
@@ -29,16 +20,27 @@ class Linear(Protocol):
         """[T, K] to [T, N]."""
         ...
 
-    def of_norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    def scores(self, x: torch.Tensor) -> torch.Tensor:
+        """`apply` in the finest dtype that the device gives for nothing."""
+        ...
+
+    def of_norm(
+        self, x: torch.Tensor, norm: Norm, normed: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """`apply` of the norm of x."""
         ...
 
-    def gated_of_norm(self, x: torch.Tensor, norm: Norm, act: Activation) -> torch.Tensor:
+    def gated_of_norm(
+        self, x: torch.Tensor, norm: Norm, act: Activation, normed: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Of `of_norm`, ``act(first half) * second half``: [T, N / 2]."""
         ...
 
-    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
-        """``residual += apply(x)``, in place."""
+    def add_to(
+        self, residual: torch.Tensor, x: torch.Tensor, norm: Norm | None = None
+    ) -> torch.Tensor | None:
+        """``residual += apply(x)``, in place. Returns the norm of the residual if it comes for
+        nothing."""
         ...
 
 
@@ -54,16 +56,29 @@ class PlainLinear:
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         return self._ops.linear(x, self.weight, self.bias)
 
-    def of_norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
-        return self._ops.norm_linear(x, norm.weight, norm.eps, self.weight, self.bias, norm.offset)
+    def scores(self, x: torch.Tensor) -> torch.Tensor:
+        return self.apply(x) if self.bias is not None else self._ops.head(x, self.weight)
 
-    def gated_of_norm(self, x: torch.Tensor, norm: Norm, act: Activation) -> torch.Tensor:
+    def of_norm(
+        self, x: torch.Tensor, norm: Norm, normed: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return self._ops.norm_linear(
+            x, norm.weight, norm.eps, self.weight, self.bias, norm.offset, normed
+        )
+
+    def gated_of_norm(
+        self, x: torch.Tensor, norm: Norm, act: Activation, normed: torch.Tensor | None = None
+    ) -> torch.Tensor:
         if self.bias is not None:
-            return self._ops.gate(self.of_norm(x, norm), act)
-        return self._ops.norm_gate_up(x, norm.weight, norm.eps, self.weight, act, norm.offset)
+            return self._ops.gate(self.of_norm(x, norm, normed), act)
+        return self._ops.norm_gate_up(
+            x, norm.weight, norm.eps, self.weight, act, norm.offset, normed
+        )
 
-    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
-        self._ops.linear_add(x, self.weight, residual, self.bias)
+    def add_to(
+        self, residual: torch.Tensor, x: torch.Tensor, norm: Norm | None = None
+    ) -> torch.Tensor | None:
+        return self._ops.linear_add(x, self.weight, residual, self.bias, norm)
 
 
 class PackedLinear:
@@ -94,13 +109,27 @@ class PackedLinear:
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
 
-    def of_norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
-        return self.apply(self._ops.rms_norm(x, norm.weight, norm.eps, norm.offset))
+    def scores(self, x: torch.Tensor) -> torch.Tensor:
+        return self.apply(x)
 
-    def gated_of_norm(self, x: torch.Tensor, norm: Norm, act: Activation) -> torch.Tensor:
-        return self._ops.gate(self.of_norm(x, norm), act)
+    def of_norm(
+        self, x: torch.Tensor, norm: Norm, normed: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if normed is None:
+            normed = self._ops.rms_norm(x, norm.weight, norm.eps, norm.offset)
+        return self.apply(normed)
 
-    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
+    def gated_of_norm(
+        self, x: torch.Tensor, norm: Norm, act: Activation, normed: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return self._ops.gate(self.of_norm(x, norm, normed), act)
+
+    def add_to(
+        self,
+        residual: torch.Tensor,
+        x: torch.Tensor,
+        norm: Norm | None = None,  # noqa: ARG002 - never comes for nothing here
+    ) -> torch.Tensor | None:
         residual += self.apply(x)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ....kernels.ops import Ops
+from ....kernels.ops import Norm, Ops
 from ..config import Activation, ModelConfig
-from .linear import Norm, make_linear
+from .linear import make_linear
 from .weights import Weights
 
 
@@ -28,9 +28,17 @@ class GatedMlp:
         self.ops = ops
         self.act: Activation = config.act
 
-    def add_to(self, residual: torch.Tensor, norm: Norm) -> None:
-        """``residual += mlp(norm(residual))``, in place."""
-        self.down.add_to(residual, self.gate_up.gated_of_norm(residual, norm, self.act))
+    def add_to(
+        self,
+        residual: torch.Tensor,
+        norm: Norm,
+        normed: torch.Tensor | None = None,
+        following: Norm | None = None,
+    ) -> torch.Tensor | None:
+        """``residual += mlp(norm(residual))``, in place; ``normed`` is that norm where it is there.
+        Returns ``following`` of the residual if it comes for nothing."""
+        inner = self.gate_up.gated_of_norm(residual, norm, self.act, normed)
+        return self.down.add_to(residual, inner, following)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, H], normed already, to [T, H]."""
