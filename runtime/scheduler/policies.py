@@ -89,3 +89,11 @@ def aged_first(
     aged = [request for request in waiting if now - request.arrival > bound]
     chosen = set(map(id, aged))
     return [*aged, *(request for request in ordered if id(request) not in chosen)]
+
+
+def by_priority(ordered: Sequence[Request], now: float, ageing: float) -> Sequence[Request]:
+    """Lower levels first, each in the order given. Every ``ageing`` seconds of waiting count as one
+    level less, so that nobody waits for ever."""
+    if all(request.level == ordered[0].level for request in ordered):
+        return ordered
+    return sorted(ordered, key=lambda r: r.level - int((now - r.arrival) / ageing))

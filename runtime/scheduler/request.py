@@ -25,7 +25,15 @@ class Request:
     namespace: bytes = b""
     program: int = 0
     keep: int | None = None
+    priority: int = 0
+    """Lower goes first; beside that of its class."""
+    cls: str = ""
+    """The name of its priority class; empty: the usual one."""
+    level: int = 0
+    """Its priority and its class's together."""
     arrival: float = 0.0
+    admitted: float = 0.0
+    """When it first left the queue, on the monotonic clock; 0: it has not yet."""
     row: int = -1
     node: Node | None = None
     """The tree node it holds while it runs."""

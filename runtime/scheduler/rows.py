@@ -40,6 +40,7 @@ class Rows:
         self.wants_logprobs = np.zeros(max_rows, np.bool_)
         self.top_logprobs = np.zeros(max_rows, np.int32)
         self.masked = np.zeros(max_rows, np.bool_)
+        self.level = np.zeros(max_rows, np.int64)
         self._free = list(range(max_rows - 1, -1, -1))
         self.running = 0
 
@@ -72,6 +73,7 @@ class Rows:
         self.wants_logprobs[row] = sampling.logprobs
         self.top_logprobs[row] = sampling.top_logprobs
         self.masked[row] = sampling.constraint is not None
+        self.level[row] = request.level
         request.row = row
         self.running += 1
         return row

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..memory.kv_memory import KVMemory
 from ..memory.page_pool import SlotArray
 from ..memory.radix_tree import Node
-from ..protocol.errors import ContextLengthError, QueueFullError, RametError
+from ..protocol.errors import ContextLengthError, RametError
 from .admission import Admission
 from .batch import IntArray, NewRow
 from .building import Planned, StepBuilder
-from .policies import POLICIES, aged_first
+from .classes import CLASSES, PriorityClass
+from .policies import POLICIES, aged_first, by_priority
 from .request import Request
 from .rows import DECODE, EMPTY, PREFILL, Rows
 from .siblings import Siblings
+from .waiting import Waiting, check_fits, check_queue, classify
 
 SCRATCH = 0
 """A slot of the pool's first page, which nobody is given: what is written there is never read."""
@@ -37,6 +40,11 @@ class Limits:
     """Sizes, in tokens, of steps without decodes that the runner has captured, ascending. Where
     there are any, such steps take turns with decodes instead of sharing steps with them."""
     max_waiting: int = 65536
+    max_waiting_tokens: int = sys.maxsize
+    """Prompt tokens of all that wait."""
+    classes: Mapping[str, PriorityClass] = field(default_factory=lambda: CLASSES)
+    priority_ageing: float = 10.0
+    """Seconds of waiting that are worth one step of priority."""
     ageing: float = 5.0
     """Seconds after which a waiting request goes before those that a policy prefers."""
 
@@ -65,8 +73,8 @@ class Scheduler:
         self.limits = limits
         self.memory = memory
         self.rows = Rows(limits.max_rows, limits.context_length)
-        self.waiting: list[Request] = []
-        self.aside: list[Request] = []
+        self.waiting = Waiting()
+        self.aside = Waiting()
         """Requests that cannot be considered yet: their grammar is being compiled."""
         self.failed: list[tuple[Request, RametError]] = []
         """Requests that can never run; the engine takes them away."""
@@ -83,29 +91,13 @@ class Scheduler:
 
     def add(self, request: Request, *, aside: bool = False) -> None:
         """Queue a request, or with ``aside`` keep it until `bring_in`. Raises `ContextLengthError`
-        for one that can never run, `QueueFullError`."""
-        room = min(self.limits.context_length, self.memory.total)
-        if request.prompt_len < 1:
-            raise ContextLengthError("the prompt is empty", param="prompt")
-        new = request.sampling.max_new_tokens
-        if request.prompt_len + min(new, 1) > room:
-            raise ContextLengthError(
-                f"the prompt has {request.prompt_len} tokens; "
-                + (
-                    f"the context holds {room}"
-                    if room == self.limits.context_length
-                    else f"KV memory holds {room} (max_total_tokens)"
-                ),
-                param="prompt",
-            )
-        if request.prompt_len + new > self.limits.context_length:
-            raise ContextLengthError(
-                f"{request.prompt_len} prompt tokens and {new} new ones exceed the context of "
-                f"{self.limits.context_length}",
-                param="max_new_tokens",
-            )
-        if len(self.waiting) + len(self.aside) >= self.limits.max_waiting:
-            raise QueueFullError(f"the queue is full ({self.limits.max_waiting} requests)")
+        for one that can never run, `BadInputError` for a class that is not there,
+        `QueueFullError`."""
+        limits = self.limits
+        check_fits(request, limits.context_length, self.memory.total)
+        cls = classify(request, limits.classes)
+        queues = self.waiting, self.aside
+        check_queue(request, cls, queues, limits.max_waiting, limits.max_waiting_tokens)
         self._serial += 1
         request.serial = self._serial
         request.arrival = request.arrival or time.monotonic()
@@ -239,20 +231,36 @@ class Scheduler:
         if left <= 0 or not self.waiting or not rows.has_room:
             return
         self._siblings.refresh()
+        room = self._room_of_classes()
         for request in self._ordered():
             if left <= 0 or not rows.has_room:
                 return
-            if self._siblings.must_wait(request):
+            if room.get(request.cls, 1) <= 0 or self._siblings.must_wait(request):
                 continue
             if not self._admit(request):
                 return
+            room[request.cls] = room.get(request.cls, sys.maxsize) - 1
             row = request.row
             left -= min(left, int(rows.target[row] - rows.computed[row]))
             yield row
 
     def _ordered(self) -> list[Request]:
+        now = time.monotonic()
         ordered = self._policy.order(self.waiting, self.memory)
-        return list(aged_first(ordered, self.waiting, time.monotonic(), self.limits.ageing))
+        ordered = aged_first(ordered, self.waiting, now, self.limits.ageing)
+        return list(by_priority(ordered, now, self.limits.priority_ageing))
+
+    def _room_of_classes(self) -> dict[str, int]:
+        """How many more of each class may run, of classes that are bounded."""
+        bounds = {
+            name: cls.max_running
+            for name, cls in self.limits.classes.items()
+            if cls.max_running is not None
+        }
+        for request in self.running() if bounds else ():
+            if request.cls in bounds:
+                bounds[request.cls] -= 1
+        return bounds
 
     def _admit(self, request: Request) -> bool:
         """Give a waiting request a row and KV for its whole prompt, if it fits."""
@@ -273,6 +281,7 @@ class Scheduler:
             memory.release(match.node, _NO_SLOTS)
             return False
         self.waiting.remove(request)
+        request.admitted = request.admitted or time.monotonic()
         request.node = match.node
         if request.cached_tokens < 0:
             request.cached_tokens = match.length
@@ -343,11 +352,12 @@ class Scheduler:
         return node
 
     def _retract(self) -> None:
-        """Send the running request with least done back to the queue; its tokens stay cached. The
-        last one cannot be helped by that: it fails."""
+        """Send the least urgent running request (of several, that with least done) back to the
+        queue; its tokens stay cached. The last one cannot be helped by that: it fails."""
         rows = self.rows
         running = np.flatnonzero(rows.state != EMPTY)
-        victim = int(running[np.lexsort((-rows.serial[running], rows.sampled[running]))[0]])
+        by = -rows.serial[running], rows.sampled[running], -rows.level[running]
+        victim = int(running[np.lexsort(by)[0]])
         request = rows.requests[victim]
         assert request is not None
         if rows.running == 1:

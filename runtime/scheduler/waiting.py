@@ -1,0 +1,119 @@
+"""Requests that wait, counted as they come and go; and which may not even join them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import SupportsIndex
+
+import msgspec
+
+from ..protocol.errors import BadInputError, ContextLengthError, QueueFullError
+from .classes import DEFAULT_CLASS, PriorityClass
+from .request import Request
+
+
+class Waiting(list[Request]):
+    """A queue that knows how many prompt tokens it holds, and what of each class. Requests come by
+    `append` and `insert` and go by `remove`, no other way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = 0
+        self.count_of: Counter[str] = Counter()
+        self.tokens_of: Counter[str] = Counter()
+
+    def append(self, item: Request, /) -> None:
+        super().append(item)
+        self._count(item, 1)
+
+    def insert(self, index: SupportsIndex, item: Request, /) -> None:
+        super().insert(index, item)
+        self._count(item, 1)
+
+    def remove(self, item: Request, /) -> None:
+        super().remove(item)
+        self._count(item, -1)
+
+    def _count(self, request: Request, sign: int) -> None:
+        self.tokens += sign * request.prompt_len
+        self.count_of[request.cls] += sign
+        self.tokens_of[request.cls] += sign * request.prompt_len
+
+
+def check_fits(request: Request, context_length: int, total: int) -> None:
+    """Raises `ContextLengthError` for a request that can never run in a context and a KV memory of
+    so many tokens."""
+    room = min(context_length, total)
+    if request.prompt_len < 1:
+        raise ContextLengthError("the prompt is empty", param="prompt")
+    new = request.sampling.max_new_tokens
+    if request.prompt_len + min(new, 1) > room:
+        raise ContextLengthError(
+            f"the prompt has {request.prompt_len} tokens; "
+            + (
+                f"the context holds {room}"
+                if room == context_length
+                else f"KV memory holds {room} (max_total_tokens)"
+            ),
+            param="prompt",
+        )
+    if request.prompt_len + new > context_length:
+        raise ContextLengthError(
+            f"{request.prompt_len} prompt tokens and {new} new ones exceed the context of "
+            f"{context_length}",
+            param="max_new_tokens",
+        )
+
+
+def classify(request: Request, classes: Mapping[str, PriorityClass]) -> PriorityClass:
+    """Give a request its class and level; an answer beyond the class's context is shortened.
+
+    Raises `BadInputError` for an unknown class, `ContextLengthError` for a prompt beyond its
+    context.
+    """
+    request.cls = request.cls or DEFAULT_CLASS
+    cls = classes.get(request.cls)
+    if cls is None:
+        known = ", ".join(sorted(classes))
+        raise BadInputError(f"priority: no class {request.cls!r}; there are {known}",
+                            param="priority")  # fmt: skip
+    request.level = cls.priority + request.priority
+    if cls.context_length is not None:
+        new = request.sampling.max_new_tokens
+        room = cls.context_length - request.prompt_len
+        if room < min(new, 1):
+            raise ContextLengthError(
+                f"the prompt has {request.prompt_len} tokens; the context of class {request.cls} "
+                f"holds {cls.context_length}",
+                param="prompt",
+            )
+        if new > room:
+            shorter = msgspec.structs.replace(
+                request.sampling,
+                max_new_tokens=room,
+                min_new_tokens=min(request.sampling.min_new_tokens, room),
+            )
+            request.sampling = shorter
+    return cls
+
+
+def check_queue(
+    request: Request, cls: PriorityClass, queues: tuple[Waiting, ...], requests: int, tokens: int
+) -> None:
+    """Raises `QueueFullError` when the queues hold as many ``requests`` or ``tokens`` as they may,
+    or as many as the request's class may. A prompt larger than all that may wait is let into an
+    empty queue: another time it would not fit either."""
+    waiting = sum(map(len, queues))
+    if waiting >= requests:
+        raise QueueFullError(f"the queue is full ({requests} requests)")
+    queued = sum(queue.tokens for queue in queues)
+    if queued and queued + request.prompt_len > tokens:
+        raise QueueFullError(f"the queue is full ({tokens} prompt tokens)")
+    name, most = request.cls, cls.max_queued
+    if most is not None and sum(queue.count_of[name] for queue in queues) >= most:
+        raise QueueFullError(f"the queue of class {name} is full ({most} requests)")
+    most = cls.max_queued_tokens
+    queued = sum(queue.tokens_of[name] for queue in queues)
+    if most is not None and queued and queued + request.prompt_len > most:
+        raise QueueFullError(f"the queue of class {name} is full ({most} prompt tokens)")
