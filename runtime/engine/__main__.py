@@ -39,17 +39,19 @@ def _assemble(config, address):  # type: ignore[no-untyped-def]
     """Model, memory, scheduler, sockets: put together."""
     tell_stage("importing")
     from ..gateway.tokenizer import Tokenizer
+    from ..grammar import Compiler, Vocabulary
     from ..memory.kv_memory import KVMemory
     from ..model.build import PAGE, build_runner, device_of, step_tokens_of
     from ..model.store import resolve
     from ..scheduler.scheduler import Limits, Scheduler
     from .connections import Connections
+    from .guides import Guides
     from .loop import Engine
 
     files = resolve(config.model_path)
     runner = build_runner(config, files, tell_stage)
     source = resolve(config.tokenizer_path) if config.tokenizer_path else None
-    token_bytes = Tokenizer.from_files(files, source=source).bytes_table
+    tokenizer = Tokenizer.from_files(files, source=source)
     memory = KVMemory(
         runner.num_slots - PAGE,
         PAGE,
@@ -69,6 +71,12 @@ def _assemble(config, address):  # type: ignore[no-untyped-def]
         policy=config.schedule_policy,
         conservativeness=config.schedule_conservativeness,
     )
+    guides = Guides(
+        lambda: Compiler(
+            Vocabulary.from_tokenizer(tokenizer, runner.vocab_size), config.grammar_backend
+        ),
+        tokenizer.eos_ids,
+    )
     facts = {
         "model": config.model_name,
         "context_length": runner.context_length,
@@ -80,8 +88,9 @@ def _assemble(config, address):  # type: ignore[no-untyped-def]
         runner,
         scheduler,
         Connections(address, memory.tree),
-        token_bytes,
+        tokenizer.bytes_table,
         facts,
+        guides=guides,
         overlap=not config.disable_overlap_schedule,
     )
 

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..model.runner import Runner, Ticket
-from ..protocol.errors import AbortedError, ErrorInfo, RametError
+from ..protocol.errors import AbortedError, ErrorInfo, GrammarError, RametError
 from ..protocol.messages import (
     Abort,
     Answer,
@@ -20,21 +19,24 @@ from ..protocol.messages import (
     EngineMessage,
     Finish,
     NeedTokens,
-    PromptLogprobs,
     Release,
     Submit,
-    TopLogprobs,
 )
-from ..scheduler.batch import IntArray, PositionLogprobs, StepResult
+from ..scheduler.batch import StepResult
 from ..scheduler.building import Planned
 from ..scheduler.request import Request
 from ..scheduler.scheduler import MustDrain, Scheduler
 from .connections import BEAT_SECONDS, Connection, Connections
-from .stops import StopMatcher
+from .endings import Ending, Endings
+from .guided import Guided, Outcome
+from .guides import Guides
+from .outputs import Outputs
 from .submission import request_of
 
 log = logging.getLogger(__name__)
 
+COMPILE_POLL_SECONDS = 0.002
+"""How often an otherwise idle engine looks whether a grammar is there."""
 CHECK_EVERY = 4096
 """Steps between two checks, in production, that every slot has exactly one owner."""
 
@@ -51,16 +53,20 @@ class Engine:
         token_bytes: Sequence[bytes],
         facts: dict[str, Any] | None = None,
         *,
+        guides: Guides | None = None,
         overlap: bool = True,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
         self.connections = connections
-        self._token_bytes = token_bytes
         self.facts = facts or {}
         self._depth = 1 if overlap and runner.asynchronous else 0
         self._flights: deque[tuple[Planned, Ticket]] = deque()
-        self._matchers: dict[int, StopMatcher] = {}
+        self._outputs = Outputs(connections, scheduler.rows)
+        self._endings = Endings(token_bytes)
+        self._guided = None
+        if guides is not None:
+            self._guided = Guided(guides, scheduler, self._endings, self._outputs)
         self._asked: list[tuple[Connection, int]] = []
         self.stopping = False
         self.steps = 0
@@ -79,6 +85,8 @@ class Engine:
             raise
         finally:
             self.connections.close()
+        if self._guided is not None:
+            self._guided.guides.close()
         self.runner.close()
 
     def stop(self) -> None:
@@ -88,29 +96,44 @@ class Engine:
     def step(self) -> None:
         """Take in messages, launch one step, hand out the samples of the one before."""
         idle = self.scheduler.idle and not self._flights
-        for peer, message in self.connections.receive(BEAT_SECONDS if idle else 0):
+        compiling = self._guided is not None and self._guided.guides.waiting
+        wait = COMPILE_POLL_SECONDS if compiling else BEAT_SECONDS
+        for peer, message in self.connections.receive(wait if idle else 0):
             self._take_in(peer, message)
+        if self._guided is not None and self._guided.guides.waiting:
+            self._bring_in(self._guided)
         try:
             planned = self.scheduler.plan(drained=not self._flights)
         except MustDrain:
             planned = None
         if planned is not None:
-            self._flights.append((planned, self.runner.launch(planned.batch)))
+            ticket = self.runner.launch(planned.batch)
+            self._flights.append((planned, ticket))
+            if len(planned.batch.masked):
+                self._mask(planned, ticket)
             self.totals["computed_tokens"] += planned.batch.num_tokens
             self.steps += 1
             if self.steps % CHECK_EVERY == 0:
                 self.scheduler.assert_consistent()
         if self._flights and (planned is None or len(self._flights) > self._depth):
-            landed, ticket = self._flights.popleft()
-            self._hand_out(landed, ticket.result())
+            self._land()
         for request, error in self.scheduler.failed:
             self._finish(request, "abort", error=ErrorInfo.of(error), removed=True)
         self.scheduler.failed.clear()
         self.connections.flush()
-        self.connections.beat(self.steps, self.scheduler.rows.running, len(self.scheduler.waiting))
+        self.connections.beat(self.steps, self.scheduler.rows.running, self._waiting)
         for peer in self.connections.lost:
             self._forget(peer)
         self.connections.lost.clear()
+
+    def _land(self) -> None:
+        """Hand out the samples of the oldest step under way."""
+        landed, ticket = self._flights.popleft()
+        self._hand_out(landed, ticket.result())
+
+    @property
+    def _waiting(self) -> int:
+        return len(self.scheduler.waiting) + len(self.scheduler.aside)
 
     # --- messages -------------------------------------------------------------------------------
 
@@ -140,7 +163,12 @@ class Engine:
             if request is None:
                 self.connections.send(peer, NeedTokens(rid=message.rid))
                 return
-            self.scheduler.add(request)
+            if message.sampling.constraint is None:
+                self.scheduler.add(request)
+            elif self._guided is None:
+                raise GrammarError("this engine has no grammar backend")
+            else:
+                self._guided.start(request, message.sampling.constraint)
         except RametError as error:
             peer.outbox.finish(
                 Finish(
@@ -152,8 +180,7 @@ class Engine:
             )
             return
         peer.requests[message.rid] = request
-        if message.sampling.stops:
-            self._matchers[request.serial] = StopMatcher(message.sampling.stops)
+        self._endings.watch(request)
 
     def _answer(self, peer: Connection, ask: Ask) -> None:
         data: dict[str, Any] = {}
@@ -184,18 +211,24 @@ class Engine:
             },
             "requests": {
                 "running": self.scheduler.rows.running,
-                "waiting": len(self.scheduler.waiting),
+                "waiting": self._waiting,
             },
             "retracted": self.scheduler.num_retracted,
             "steps": self.steps,
             **self.totals,
+            "output_tokens": self.totals["output_tokens"] + self._forced_tokens,
+            "forced_tokens": self._forced_tokens,
         }
+
+    @property
+    def _forced_tokens(self) -> int:
+        return 0 if self._guided is None else self._guided.forced_tokens
 
     def _forget(self, peer: Connection) -> None:
         """A gateway is gone: drop its work, release what it kept."""
         log.warning("a gateway is gone; dropping %d requests", len(peer.requests))
         for request in list(peer.requests.values()):
-            self._matchers.pop(request.serial, None)
+            self._forget_output(request)
             self.scheduler.remove(request)
         peer.requests.clear()
         peer.handles.clear()
@@ -205,7 +238,7 @@ class Engine:
 
     def _hand_out(self, planned: Planned, result: StepResult) -> None:
         """Enter a step's samples, end what ends, tell the gateways."""
-        self._send_prompt_logprobs(planned, result)
+        self._outputs.prompt_logprobs(planned, result)
         rows = self.scheduler.rows
         alive = rows.epoch[planned.rows] == planned.epochs
         at = planned.rows[alive]
@@ -218,62 +251,71 @@ class Engine:
         stopped = (rows.stop_ids[at] == tokens[:, None]).any(1) & (made > rows.min_new[at])
         full = made >= rows.max_new[at]
         self.totals["output_tokens"] += len(at)
-        self._send_tokens(at, tokens, result, alive)
-        for i in np.flatnonzero(bad | stopped | full | rows.stop_strings[at]).tolist():
+        self._outputs.tokens(at, tokens, result, alive)
+        watched = rows.stop_strings[at] | rows.masked[at]
+        for i in np.flatnonzero(bad | stopped | full | watched).tolist():
             request = rows.requests[at[i]]
             assert request is not None
             if bad[i]:
-                error = RametError("the model produced NaN logits for this request")
+                error = RametError(
+                    "no token that the request allows is left"
+                    if rows.masked[at[i]]
+                    else "the model produced NaN logits for this request"
+                )
                 # Its KV may hold NaNs too: a retry must not find it cached.
                 self._finish(request, "abort", error=ErrorInfo.of(error), poisoned=True)
             elif stopped[i]:
                 self._finish(request, "stop", matched=int(tokens[i]))
             elif rows.stop_strings[at[i]] and (
-                hit := self._match(request, int(tokens[i]), int(made[i]))
+                ending := self._endings.stop_string(request, int(tokens[i]), int(made[i]))
             ):
-                self._finish(request, "stop", matched=hit[0], text_bytes=hit[1])
+                self._end(request, ending)
+            elif rows.masked[at[i]]:
+                self._follow(request, int(tokens[i]))
             elif full[i]:
                 self._finish(request, "length")
         for request in planned.ended:
             if request.row >= 0:
                 self._finish(request, "length")
 
-    def _match(self, request: Request, token: int, made: int) -> tuple[bytes, int] | None:
-        hit = self._matchers[request.serial].push(self._token_bytes[token])
-        return hit if made > request.sampling.min_new_tokens else None
+    # --- constrained output ---------------------------------------------------------------------
 
-    def _send_tokens(
-        self, at: IntArray, tokens: IntArray, result: StepResult, alive: npt.NDArray[np.bool_]
-    ) -> None:
-        rows = self.scheduler.rows
-        peers = [request.connection for row in at if (request := rows.requests[row]) is not None]
-        logprobs = None if result.logprobs is None else result.logprobs[alive]
-        for identity in set(peers):
-            mine = np.fromiter((peer == identity for peer in peers), np.bool_, len(peers))
-            peer = self.connections[identity]
-            column = peer.outbox.tokens(
-                rows.rid[at[mine]], tokens[mine], None if logprobs is None else logprobs[mine]
-            )
-            if result.top_ids is None or result.top_values is None:
-                continue
-            top_ids, top_values = result.top_ids[alive][mine], result.top_values[alive][mine]
-            for i, wanted in enumerate(rows.top_logprobs[at[mine]].tolist()):
-                if wanted:
-                    peer.outbox.top(column + i, _top(top_ids[i, :wanted], top_values[i, :wanted]))
+    def _bring_in(self, guided: Guided) -> None:
+        """Queue requests whose grammar is there; end those that will never have one."""
+        for request, outcome in guided.bring_in():
+            self._conclude(request, outcome)
 
-    def _send_prompt_logprobs(self, planned: Planned, result: StepResult) -> None:
-        for (request, start), found in zip(planned.scored, result.prompt_logprobs):
-            peer = self.connections.get(request.connection)
-            if peer is None or peer.requests.get(request.rid) is not request:
-                continue
-            peer.outbox.prompt(
-                PromptLogprobs(
-                    rid=request.rid,
-                    start=start,
-                    values=found.values.astype("<f4").tobytes(),
-                    top=_tops(found, request.sampling.top_logprobs),
-                )
-            )
+    def _mask(self, planned: Planned, ticket: Ticket) -> None:
+        """Say what a step may sample, while its forward runs. That depends on what the steps before
+        it sampled."""
+        assert self._guided is not None
+        while len(self._flights) > 1:
+            self._land()
+        rows = self.runner.mask_rows(len(planned.batch.masked))
+        failed = self._guided.guides.masks(planned, self.scheduler.rows, rows)
+        ticket.mask(rows)
+        for request, error in failed:
+            self._conclude(request, error)
+
+    def _follow(self, request: Request, token: int) -> None:
+        assert self._guided is not None
+        self._conclude(request, self._guided.follow(request, token))
+
+    def _conclude(self, request: Request, outcome: Outcome) -> None:
+        if isinstance(outcome, RametError):
+            self._finish(request, "abort", error=ErrorInfo.of(outcome))
+        elif outcome is not None:
+            self._end(request, outcome)
+
+    # --- ends -----------------------------------------------------------------------------------
+
+    def _end(self, request: Request, ending: Ending) -> None:
+        self._finish(request, ending.reason, matched=ending.matched, text_bytes=ending.text_bytes)
+
+    def _forget_output(self, request: Request) -> None:
+        self._endings.forget(request)
+        if self._guided is not None:
+            self._guided.guides.forget(request)
 
     def _finish(
         self,
@@ -287,7 +329,7 @@ class Engine:
         poisoned: bool = False,
     ) -> None:
         """End a request: give back its row and KV, keep its stream if wanted, tell its gateway."""
-        self._matchers.pop(request.serial, None)
+        self._forget_output(request)
         node = None if removed else self.scheduler.remove(request, poisoned=poisoned)
         peer = self.connections[request.connection]
         peer.requests.pop(request.rid, None)
@@ -311,15 +353,3 @@ class Engine:
                 error=error,
             )
         )
-
-
-def _top(ids: IntArray, values: npt.NDArray[np.float32]) -> TopLogprobs:
-    return TopLogprobs(ids=ids.astype("<i4").tobytes(), values=values.astype("<f4").tobytes())
-
-
-def _tops(found: PositionLogprobs, wanted: int) -> list[TopLogprobs]:
-    if not wanted or found.top_ids is None or found.top_values is None:
-        return []
-    return [
-        _top(ids[:wanted], values[:wanted]) for ids, values in zip(found.top_ids, found.top_values)
-    ]

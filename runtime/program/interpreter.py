@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..protocol.errors import AbortedError, ErrorInfo, ProgramError, RametError
+from ..protocol.errors import AbortedError, ErrorInfo, GrammarError, ProgramError, RametError
 from .events import Done, Failed
 from .executor import Executor
 from .instructions import (
@@ -217,4 +217,6 @@ def _located(error: Exception, instruction: Instruction) -> ErrorInfo:
     """The error as data, saying which source line asked for it unless it says so already."""
     info = ErrorInfo.of(error)
     where = info.where or instruction.line or None
+    if info.kind == GrammarError.kind and info.where and instruction.line:
+        where = f"{info.where}, {instruction.line}"  # inside the spec, and in the program
     return ErrorInfo(info.kind, info.message, where, info.param)

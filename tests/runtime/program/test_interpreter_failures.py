@@ -110,13 +110,20 @@ async def test_bad_sampling_fails_with_the_line(runs, sampling, word):
     assert (error.kind, error.where) == ("bad_input", "a.py:5")
 
 
-async def test_a_constraint_needs_a_grammar_backend(runs):
-    constraint = {"kind": "regex", "spec": "a+"}
-    outcome = await runs.whole(Gen(op=1, name="x", sampling={"constraint": constraint}))
+async def test_a_wrong_constraint_fails_before_it_is_asked_for(runs):
+    constraint = {"kind": "regex", "spec": "a(?=b)"}
+    gen = Gen(op=1, name="x", sampling={"constraint": constraint}, line="a.py:5")
+    outcome = await runs.whole(gen)
     error = outcome.failed()[0].error
     assert error.kind == "grammar"
-    assert "regex" in error.message
-    assert "grammar backend" in error.message
+    assert "look-ahead" in error.message
+    assert error.where == "character 1, a.py:5"
+
+
+async def test_a_constraint_reaches_the_executor(runs):
+    constraint = {"kind": "regex", "spec": "a+"}
+    outcome = await runs.whole(Gen(op=1, name="x", sampling={"constraint": constraint}))
+    assert not outcome.failed()
 
 
 async def test_no_choices_is_bad_input(runs):

@@ -49,9 +49,19 @@ async def test_input_ids_are_used_as_they_are(world, client):
         ({"prompt": "a" * 512}, "context_length", "512"),
         ({"prompt": "a", "sampling": {"top_p": 3}}, "bad_input", "top_p"),
         (
-            {"prompt": "a", "sampling": {"constraint": {"kind": "ebnf", "spec": "x"}}},
+            {"prompt": "a", "sampling": {"constraint": {"kind": "regex", "spec": "a(?=x)"}}},
             "grammar",
-            "ebnf",
+            "look-ahead",
+        ),
+        (
+            {"prompt": "a", "sampling": {"constraint": {"kind": "magic", "spec": "x"}}},
+            "grammar",
+            "magic",
+        ),
+        (
+            {"prompt": "a", "sampling": {"regex": "a", "ebnf": "x"}},
+            "bad_input",
+            "at most one constraint",
         ),
     ],
 )

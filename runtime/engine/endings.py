@@ -1,0 +1,50 @@
+"""What ends an output: a stop id, a stop string, or its length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from ..scheduler.request import Request
+from .stops import StopMatcher
+
+
+class Ending(NamedTuple):
+    """``matched``: the stop string, or the id that ended it; ``text_bytes``: bytes of output before
+    a stop string, -1 without one."""
+
+    reason: Literal["stop", "length"]
+    matched: bytes | int | None = None
+    text_bytes: int = -1
+
+
+class Endings:
+    """Follows the outputs of requests that have stop strings."""
+
+    def __init__(self, token_bytes: Sequence[bytes]) -> None:
+        self.token_bytes = token_bytes
+        self._matchers: dict[int, StopMatcher] = {}
+
+    def watch(self, request: Request) -> None:
+        """A request begins."""
+        if request.sampling.stops:
+            self._matchers[request.serial] = StopMatcher(request.sampling.stops)
+
+    def forget(self, request: Request) -> None:
+        self._matchers.pop(request.serial, None)
+
+    def stop_string(self, request: Request, token: int, made: int) -> Ending | None:
+        """Go on by a token, the ``made``-th of the output, of a request that has stop strings."""
+        hit = self._matchers[request.serial].push(self.token_bytes[token])
+        if hit is None or made <= request.sampling.min_new_tokens:
+            return None
+        return Ending("stop", hit[0], hit[1])
+
+    def of(self, request: Request, token: int, made: int) -> Ending | None:
+        """Whether the ``made``-th token ends the output, in any of the ways there are."""
+        sampling = request.sampling
+        if token in sampling.stop_ids and made > sampling.min_new_tokens:
+            return Ending("stop", token)
+        if sampling.stops and (ending := self.stop_string(request, token, made)):
+            return ending
+        return Ending("length") if made >= sampling.max_new_tokens else None

@@ -1,0 +1,121 @@
+"""Constrained requests on their way: from the grammar they wait for to the token that ends them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..protocol.errors import GrammarError, RametError
+from ..protocol.messages import EngineSampling
+from ..protocol.sampling import Constraint
+from ..scheduler.request import Request
+from ..scheduler.scheduler import Scheduler
+from .endings import Ending, Endings
+from .guides import Guides
+from .outputs import Outputs
+
+RECENT = 16
+"""Output tokens that a grammar is shown before those it forces."""
+
+Outcome = Ending | RametError | None
+"""How a request ends, why it fails, or None: it goes on."""
+
+
+class Guided:
+    """Moves requests along their grammars. What comes of it is for the caller to conclude."""
+
+    def __init__(
+        self, guides: Guides, scheduler: Scheduler, endings: Endings, outputs: Outputs
+    ) -> None:
+        self.guides = guides
+        self.forced_tokens = 0
+        self._scheduler = scheduler
+        self._endings = endings
+        self._outputs = outputs
+
+    def start(self, request: Request, constraint: Constraint) -> None:
+        """Have a grammar compiled; until then the request stands aside. Raises what `Scheduler.add`
+        does, and what the compiler refuses."""
+        self._scheduler.add(request, aside=True)
+        try:
+            self.guides.start(request, constraint)
+        except RametError:
+            self._scheduler.remove(request)
+            raise
+
+    def bring_in(self) -> Iterator[tuple[Request, Outcome]]:
+        """Queue the requests whose grammar is there."""
+        for request, error in self.guides.ready():
+            if error is not None:
+                yield request, error
+                continue
+            self._scheduler.bring_in(request)
+            yield request, self._begin(request)
+
+    def follow(self, request: Request, token: int) -> Outcome:
+        """Go on by the token that a running request sampled last, and by those that must follow.
+        The token is no stop id, and ends no stop string."""
+        rows, row = self._scheduler.rows, request.row
+        known, made = int(rows.known[row]), int(rows.known[row] - rows.prompt_len[row])
+        guide = self.guides[request]
+        try:
+            guide.accept(token, self._endings.token_bytes[token])
+            if guide.done:
+                return Ending("stop", token if guide.ended else None)
+            if made >= request.sampling.max_new_tokens:
+                return Ending("length")
+            if not may_jump(request.sampling):
+                return None
+            recent = rows.tokens[row, max(known - RECENT, known - made) : known].tolist()
+            forced = guide.forced(recent)[: request.sampling.max_new_tokens - made]
+            if not forced or not self._scheduler.append_forced(row, np.array(forced, np.int32)):
+                return None
+            count, ending = self._walk(request, forced, made)
+        except GrammarError as error:
+            return error
+        rows.known[row] -= len(forced) - count
+        return ending
+
+    def _begin(self, request: Request) -> Outcome:
+        """What must come first is output before anything is computed."""
+        if not may_jump(request.sampling):
+            return None
+        try:
+            forced = self.guides[request].forced([])[: request.sampling.max_new_tokens]
+            if not forced:
+                return None
+            count, ending = self._walk(request, forced, 0)
+        except GrammarError as error:
+            return error
+        output = np.array(forced[:count], np.int32)
+        request.tokens = np.concatenate((request.tokens, output))
+        return ending
+
+    def _walk(self, request: Request, forced: list[int], made: int) -> tuple[int, Ending | None]:
+        """Hand out forced tokens up to one that ends the output; how many, and that end."""
+        guide = self.guides[request]
+        ending, count = None, 0
+        for token in forced:
+            count += 1
+            guide.accept(token, self._endings.token_bytes[token])
+            ending = self._endings.of(request, token, made + count)
+            if guide.done and (ending is None or ending.reason == "length"):
+                ending = Ending("stop")
+            if ending is not None:
+                break
+        self.forced_tokens += count
+        self._outputs.forced(request, forced[:count])
+        return count, ending
+
+
+def may_jump(sampling: EngineSampling) -> bool:
+    """Whether forced tokens may be appended unsampled: not where each token's logits are asked for,
+    or where the sampler counts tokens."""
+    return (
+        sampling.jump_forward
+        and not sampling.logprobs
+        and sampling.repetition_penalty == 1.0
+        and sampling.frequency_penalty == 0.0
+        and sampling.presence_penalty == 0.0
+    )

@@ -1,0 +1,152 @@
+"""Requests whose output must match something: their grammars while those are compiled, and where
+each output is in its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Protocol
+
+from ..grammar.matcher import Grammar, Matcher
+from ..grammar.spec import Spec
+from ..protocol.errors import GrammarError, RametError
+from ..protocol.sampling import Constraint
+from ..scheduler.batch import IntArray
+from ..scheduler.building import Planned
+from ..scheduler.request import Request
+from ..scheduler.rows import Rows
+
+ANYTHING = -1
+"""A word of a mask that allows all its tokens."""
+
+
+class Pending(Protocol):
+    """A grammar that is being compiled."""
+
+    def done(self) -> bool: ...
+
+    def result(self) -> Grammar:
+        """Raises the `RametError` with which it failed."""
+        ...
+
+    def cancel(self) -> None:
+        """Who asked does not want it any more."""
+        ...
+
+
+class Compiler(Protocol):
+    """Compiles specs out of the way of whoever asks."""
+
+    def submit(self, spec: Spec) -> Pending: ...
+
+    def close(self) -> None: ...
+
+
+class Guide:
+    """One output in its grammar. With ``after``, whatever comes up to that text is free."""
+
+    def __init__(self, matcher: Matcher, ends: Collection[int], after: bytes = b"") -> None:
+        self._matcher = matcher
+        self._ends = ends
+        self.ended = False
+        """Whether the last token was one that ends an answer, and no text."""
+        self._after = after
+        self._tail = b""
+
+    def fill(self, row: IntArray) -> None:
+        """Write the tokens allowed next. Raises `GrammarError` when there are none."""
+        if self._after:
+            row.fill(ANYTHING)
+        else:
+            self._matcher.fill(row)
+
+    def accept(self, token: int, data: bytes) -> None:
+        """Go on by a token, whose bytes are ``data``. Raises `GrammarError`."""
+        if self._after:
+            self._tail = (self._tail + data)[-len(self._after) - len(data) :]
+            if self._after in self._tail:
+                self._after = b""
+            return
+        if not self._matcher.accept(token):
+            raise GrammarError(f"the grammar does not go on with token {token}")
+        self.ended = token in self._ends
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more can come."""
+        return not self._after and self._matcher.is_done()
+
+    def forced(self, recent: Sequence[int]) -> list[int]:
+        """Tokens that must come next, to be accepted one by one. ``recent``: what came before."""
+        return [] if self._after else self._matcher.forced_tokens(recent)
+
+
+class Guides:
+    """Guides of the engine's requests, by request. ``compiler`` is made when it is first needed;
+    ``ends`` are the ids that end an answer."""
+
+    def __init__(self, compiler: Callable[[], Compiler], ends: Collection[int]) -> None:
+        self._make = compiler
+        self._ends = frozenset(ends)
+        self._compiler: Compiler | None = None
+        self._pending: dict[int, tuple[Request, Pending]] = {}
+        self._guides: dict[int, Guide] = {}
+
+    def __getitem__(self, request: Request) -> Guide:
+        return self._guides[request.serial]
+
+    @property
+    def waiting(self) -> bool:
+        """Whether some grammar is being compiled."""
+        return bool(self._pending)
+
+    def start(self, request: Request, constraint: Constraint) -> None:
+        """Have the request's grammar compiled; `ready` tells when it is. Raises `RametError`."""
+        if self._compiler is None:
+            self._compiler = self._make()
+        spec = Spec.of(constraint.kind, constraint.spec, constraint.whitespace)
+        self._pending[request.serial] = (request, self._compiler.submit(spec))
+
+    def ready(self) -> Iterator[tuple[Request, RametError | None]]:
+        """Requests whose grammar is there, or why there is none; each once."""
+        for serial, (request, pending) in list(self._pending.items()):
+            if not pending.done():
+                continue
+            del self._pending[serial]
+            constraint = request.sampling.constraint
+            assert constraint is not None
+            try:
+                matcher = pending.result().matcher()
+            except RametError as error:
+                yield request, error
+                continue
+            self._guides[serial] = Guide(matcher, self._ends, constraint.after.encode())
+            yield request, None
+
+    def forget(self, request: Request) -> None:
+        """The request is over, also when its grammar never came. Unknown ones are ignored."""
+        if (found := self._pending.pop(request.serial, None)) is not None:
+            found[1].cancel()
+        self._guides.pop(request.serial, None)
+
+    def masks(
+        self, planned: Planned, rows: Rows, out: IntArray
+    ) -> list[tuple[Request, GrammarError]]:
+        """Fill ``out`` [M, ceil(V / 32)], a row for each masked sample; the requests that cannot go
+        on. Samples that no longer count may be anything."""
+        failed: list[tuple[Request, GrammarError]] = []
+        for at, mask in zip(planned.batch.masked.tolist(), out):
+            row = int(planned.rows[at])
+            request = rows.requests[row]
+            if request is None or rows.epoch[row] != planned.epochs[at]:
+                mask.fill(ANYTHING)
+                continue
+            try:
+                self._guides[request.serial].fill(mask)
+            except GrammarError as error:
+                mask.fill(ANYTHING)
+                failed.append((request, error))
+        return failed
+
+    def close(self) -> None:
+        if self._compiler is not None:
+            self._compiler.close()
