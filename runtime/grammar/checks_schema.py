@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..protocol.errors import GrammarError
@@ -11,6 +12,7 @@ from .schema_document import IN_PLACE, LISTS, MAPS, ONE, Document, Node, childre
 
 MAX_DEPTH = 100
 MAX_SUBSCHEMAS = 30_000
+_DIGITS = 300
 
 TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 UNSUPPORTED = frozenset(
@@ -39,11 +41,11 @@ UNSUPPORTED_FORMATS = frozenset(
 def parse_schema(text: str) -> Any:
     """Its JSON. Raises `GrammarError` with the position."""
     try:
-        schema = json.loads(text, parse_constant=_constant)
+        schema = json.loads(text, parse_constant=_constant, parse_float=_float, parse_int=_integer)
     except json.JSONDecodeError as error:
         where = f"character {error.pos}"
         raise GrammarError(f"the schema is not JSON: {error.msg}", where=where) from None
-    except ValueError as error:  # a number too long, or one that JSON does not have
+    except ValueError as error:  # a number that is too long or that JSON does not have
         raise GrammarError(f"the schema is not JSON: {error}") from None
     except RecursionError:
         raise GrammarError("the schema is nested too deep") from None
@@ -69,25 +71,41 @@ def check_document(document: Document) -> None:
     _check_loops(document, reachable)
 
 
-def check_supported(document: Document) -> None:
-    """Raises `GrammarError` naming the first keyword, in reading order, that nothing enforces."""
-    for node in sorted(document.reachable(), key=lambda node: (node.path.count("/"), node.path)):
+def check_supported(document: Document, paths: Mapping[int, str]) -> None:
+    """Raises `GrammarError` naming a keyword that nothing enforces, the outermost first. ``paths``:
+    where the schema as it was given has a subschema, by identity."""
+    found: list[tuple[int, str, str, str]] = []
+    for node in document.reachable():
         if not isinstance(node.schema, dict):
             continue
-        for keyword in node.schema:
-            if keyword in UNSUPPORTED:
-                raise GrammarError(
-                    f"the keyword {keyword!r} is not supported", where=pointer(node.path, keyword)
-                )
-        if node.schema.get("format") in UNSUPPORTED_FORMATS and may_be(node.schema, "string"):
-            raise GrammarError(
-                f"the format {node.schema['format']!r} is not supported",
-                where=pointer(node.path, "format"),
-            )
+        path = paths.get(node.key, node.path)
+        for keyword in node.schema.keys() & UNSUPPORTED:
+            message = f"the keyword {keyword!r} is not supported"
+            found.append((path.count("/"), path, keyword, message))
+        name = node.schema.get("format")
+        if name in UNSUPPORTED_FORMATS and may_be(node.schema, "string"):
+            message = f"the format {name!r} is not supported"
+            found.append((path.count("/"), path, "format", message))
+    if found:
+        _, path, keyword, message = min(found)
+        raise GrammarError(message, where=pointer(path, keyword))
 
 
 def _constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _float(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError("a number is beyond the range of floats")
+    return number
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits; {_DIGITS} are the most")
+    return int(digits)
 
 
 def _check_depth(value: Any) -> None:

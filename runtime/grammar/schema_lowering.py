@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from functools import lru_cache
 from typing import Any
@@ -16,11 +17,13 @@ from .checks_schema import (
     parse_schema,
 )
 from .schema_document import Document, Node, Schema, pointer
+from .schema_exclusion import exclude, same
 from .schema_negation import negate
 from .schema_values import barren
 
 _MOST_DEPENDENCIES = 8
 _MOST_ALTERNATIVES = 12
+_SHORT = frozenset(("required", "not", "title", "description"))
 
 
 @lru_cache(maxsize=16)
@@ -34,8 +37,9 @@ def lower_schema(text: str) -> str:
     for node in document.reachable():
         if isinstance(node.schema, dict):
             _lower(document, node, node.schema)
+    paths = {key: node.path for key, node in document.nodes.items()}
     document = Document(schema)
-    check_supported(document)
+    check_supported(document, paths)
     dead = barren(document)
     if document.root.key in dead:
         raise GrammarError("no finite value can match the schema", where="#")
@@ -105,7 +109,7 @@ def _lower_not(document: Document, node: Node, schema: dict[str, Any]) -> None:
         if refused is not None and len(inner) == 1:
             del schema["not"]
             schema["enum"] = [
-                value for value in schema["enum"] if not any(_same(value, no) for no in refused)
+                value for value in schema["enum"] if not any(same(value, no) for no in refused)
             ]
             return
     opposite = negate(document, Node(pointer(node.path, "not"), inner, node.base))
@@ -134,20 +138,21 @@ def _lower_if(document: Document, node: Node, schema: dict[str, Any]) -> None:
 
 
 def _lower_one_of(document: Document, node: Node, schema: dict[str, Any]) -> None:
-    """One of these and none of the others, where the others' opposites can be said and are
-    needed: the backends find out themselves that types and constants exclude each other."""
+    """Any of those that exclude each other; else one and none of the others, where the others'
+    opposites are short."""
     options = schema.get("oneOf")
     if not options or len(options) > _MOST_ALTERNATIVES:
         return
-    if len(options) == 1:
-        _also(schema, schema.pop("oneOf")[0])
-        return
-    if not all(isinstance(option, dict) and _only_required(option) for option in options):
-        return
-    none_of = [
-        negate(document, Node(pointer(node.path, "oneOf", i), option, node.base))
-        for i, option in enumerate(options)
+    nodes = [
+        Node(pointer(node.path, "oneOf", i), option, node.base) for i, option in enumerate(options)
     ]
+    if all(exclude(document, a, b) for a, b in itertools.combinations(nodes, 2)):
+        del schema["oneOf"]
+        _also(schema, {"anyOf": options})
+        return
+    if not all(isinstance(option, dict) and set(option) <= _SHORT for option in options):
+        return
+    none_of = [negate(document, option) for option in nodes]
     if any(opposite is None for opposite in none_of):
         return
     del schema["oneOf"]
@@ -155,10 +160,6 @@ def _lower_one_of(document: Document, node: Node, schema: dict[str, Any]) -> Non
         {"allOf": [option, *none_of[:i], *none_of[i + 1 :]]} for i, option in enumerate(options)
     ]
     _also(schema, {"anyOf": exactly})
-
-
-def _only_required(option: dict[str, Any]) -> bool:
-    return set(option) <= {"required", "title", "description", "not"}
 
 
 def _lower_names(schema: dict[str, Any]) -> None:
@@ -184,14 +185,3 @@ def _lower_names(schema: dict[str, Any]) -> None:
     if constraints:
         schema["additionalProperties"] = False
     del schema["propertyNames"]
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Equal as JSON: 1 is 1.0, but true is not 1."""
-    if isinstance(a, bool) or isinstance(b, bool):
-        return a is b
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_same, a, b))
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
-    return a == b

@@ -1,0 +1,131 @@
+"""Whether no value matches two subschemas both: then ``oneOf`` of them is ``anyOf``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .schema_document import Document, Node, pointer
+from .schema_negation import TYPES
+
+_DEPTH = 6
+
+
+def exclude(document: Document, a: Node, b: Node, depth: int = 0) -> bool:
+    """True only where it is certain."""
+    first, second = _parts(document, a), _parts(document, b)
+    if not _kinds(first) & _kinds(second):
+        return True
+    values, others = _values(first), _values(second)
+    if values is not None and others is not None:
+        return not any(same(x, y) for x in values for y in others)
+    if depth >= _DEPTH or _kinds(first) & _kinds(second) != {"object"}:
+        return False
+    return _members_exclude(document, first, second, depth)
+
+
+def _members_exclude(document: Document, first: list[Node], second: list[Node], depth: int) -> bool:
+    """One asks for a member that the other forbids, or both for one whose values differ."""
+    mine, theirs = _required(first), _required(second)
+    for names, parts in ((mine, second), (theirs, first)):
+        if any(_forbids(part, name) for name in names for part in parts):
+            return True
+    for name in mine & theirs:
+        for x in _members(first, name):
+            if any(exclude(document, x, y, depth + 1) for y in _members(second, name)):
+                return True
+    return False
+
+
+def _parts(document: Document, node: Node) -> list[Node]:
+    """The schema and all that must hold with it in the same place."""
+    found: dict[int, Node] = {}
+    stack = [node]
+    while stack:
+        here = stack.pop()
+        if here.key in found:
+            continue
+        found[here.key] = here
+        if not isinstance(here.schema, dict):
+            continue
+        target = document.target(here)
+        if target is not None:
+            stack.append(target)
+        for i, item in enumerate(here.schema.get("allOf", ())):
+            stack.append(Node(pointer(here.path, "allOf", i), item, here.base))
+    return list(found.values())
+
+
+def _kinds(parts: list[Node]) -> set[str]:
+    kinds: set[str] = set(TYPES)
+    for part in parts:
+        schema = part.schema
+        if isinstance(schema, bool):
+            kinds = kinds if schema else set()
+            continue
+        types = schema.get("type")
+        if types is not None:
+            listed = [types] if isinstance(types, str) else types
+            kinds &= {"number" if name == "integer" else name for name in listed}
+        values = _values([part])
+        if values is not None:
+            kinds &= {_kind(value) for value in values}
+    return kinds
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, (int, float)):
+        return "number"
+    return {str: "string", list: "array"}.get(type(value), "object")
+
+
+def _values(parts: list[Node]) -> list[Any] | None:
+    """A list that holds every value that can match, if one is given."""
+    for part in parts:
+        if isinstance(part.schema, dict):
+            if "const" in part.schema:
+                return [part.schema["const"]]
+            if "enum" in part.schema:
+                return part.schema["enum"]
+    return None
+
+
+def _required(parts: list[Node]) -> set[str]:
+    return {
+        name
+        for part in parts
+        if isinstance(part.schema, dict)
+        for name in part.schema.get("required", ())
+    }
+
+
+def _forbids(part: Node, name: str) -> bool:
+    if not isinstance(part.schema, dict):
+        return False
+    declared = part.schema.get("properties", {})
+    if name in declared:
+        return declared[name] is False
+    closed = part.schema.get("additionalProperties") is False
+    return closed and not part.schema.get("patternProperties")
+
+
+def _members(parts: list[Node], name: str) -> list[Node]:
+    return [
+        Node(pointer(part.path, "properties", name), part.schema["properties"][name], part.base)
+        for part in parts
+        if isinstance(part.schema, dict) and name in part.schema.get("properties", {})
+    ]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal as JSON: 1 is 1.0, but true is not 1."""
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    return a == b
