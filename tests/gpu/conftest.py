@@ -141,7 +141,9 @@ def drive():
 def make_runner(tiny_config):
     from ramet.runtime.model.loader.dummy import dummy_weights
 
-    def make(family: str, *, on: str, dtype=torch.float32, slots=4096, captured=True, ops=None):
+    def make(
+        family: str, *, on: str, dtype=torch.float32, slots=4096, rows=8, captured=True, ops=None
+    ):
         from ramet.runtime.model.host_runner import HostRunner
 
         config = tiny_config(family)
@@ -152,17 +154,17 @@ def make_runner(tiny_config):
         ]
         if on == "cpu":
             return HostRunner(
-                config, weights, dtype=dtype, num_slots=slots + 16, max_rows=8, context_length=1024
+                config, weights, dtype=dtype, num_slots=slots + 16, max_rows=rows, context_length=1024
             )
         from ramet.runtime.model.device_runner import DeviceRunner
 
         runner = DeviceRunner(
-            config, weights, dtype=dtype, max_rows=8, context_length=1024,
+            config, weights, dtype=dtype, max_rows=rows, context_length=1024,
             device=torch.device("cuda"), ops=ops,
         )  # fmt: skip
         runner.take_memory(slots + 16)
         if captured:
-            runner.capture(8)
+            runner.capture(rows)
         return runner
 
     return make

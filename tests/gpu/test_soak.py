@@ -14,8 +14,8 @@ REQUESTS = 20_000
 @pytest.mark.timeout(480)
 def test_soak(make_runner, drive):
     rng = random.Random(0)
-    runner = make_runner("qwen2", on="cuda", dtype=torch.bfloat16, slots=1024)
-    driver = drive(runner, slots=1024, step_tokens=128)
+    runner = make_runner("qwen2", on="cuda", dtype=torch.bfloat16, slots=2048, rows=48)
+    driver = drive(runner, slots=2048, rows=48, step_tokens=512)
     stems = [[rng.randrange(1000) for _ in range(60)] for _ in range(20)]
     live: dict[int, object] = {}
     aborted = 0
@@ -24,9 +24,9 @@ def test_soak(make_runner, drive):
         prompt = rng.choice(stems)[: rng.randint(1, 60)]
         prompt += [rng.randrange(1000) for _ in range(rng.randint(0, 80))]
         options = {"temperature": 0.8, "seed": number} if rng.random() < 0.3 else {}
-        rid = driver.add(prompt, rng.randint(0, 40), stop_ids=(rng.randrange(1000),), **options)
+        rid = driver.add(prompt, rng.randint(0, 24), stop_ids=(rng.randrange(1000),), **options)
         live[rid] = driver.scheduler.waiting[-1]
-        while len(driver.scheduler.waiting) > 16:
+        while len(driver.scheduler.waiting) > 32:
             driver.step()
         if rng.random() < 0.1:
             victim = live.pop(rng.choice(list(live)))
