@@ -145,7 +145,7 @@ trees = st.builds(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@settings(max_examples=8, derandomize=True, deadline=None)
+@settings(max_examples=6, derandomize=True, deadline=None)
 @given(tree=trees, heads=st.sampled_from([(4, 2), (6, 1), (7, 1), (2, 2)]))
 def test_equals_plain_decode(tree, heads, dtype, device, close, poisoned):
     case = Case(tree, *heads, 64, dtype, device)
