@@ -57,15 +57,18 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 class Events(Response):
-    """Server-sent events from a generator that has not begun. The generator is closed, and so what
-    it runs is aborted, as soon as the client goes away."""
+    """Server-sent events from a generator, and ``last`` after them. The generator is closed, and
+    so what it runs is aborted, as soon as the client goes away."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], headers: dict[str, str], last: bytes = DONE
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", **headers})
         del self.headers["content-length"]
         self._events = events
+        self._last = last
 
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
         task = asyncio.ensure_future(self._send_all(send))
@@ -97,7 +100,7 @@ class Events(Response):
             log.exception("a stream broke")
             tail = event(HttpError.of(error).body)
             await send({"type": "http.response.body", "body": tail, "more_body": True})
-        await send({"type": "http.response.body", "body": DONE})
+        await send({"type": "http.response.body", "body": self._last})
 
 
 async def _gone(receive: Receive) -> None:

@@ -29,6 +29,8 @@ from .guard import Guard
 from .native import generate_native
 from .openapi import described
 from .program_forms import AppendForm, ProgramForm
+from .responses import endpoint as responses
+from .responses.form import ResponseForm
 from .state import HttpState
 from .tokens import detokenize, tokenize
 
@@ -38,6 +40,7 @@ FORMS: dict[str, type[msgspec.Struct]] = {
     "/generate": NativeForm,
     "/tokenize": TokenizeForm,
     "/detokenize": DetokenizeForm,
+    "/v1/responses": ResponseForm,
     "/v1/programs": ProgramForm,
     "/v1/programs/{id}/append": AppendForm,
     "/abort": AbortForm,
@@ -52,6 +55,11 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("/v1/chat/completions", ("POST",), chat_completions),
     ("/v1/models", ("GET",), admin.models),
     ("/v1/models/{name:path}", ("GET",), admin.models),
+    ("/v1/responses", ("POST",), responses.create),
+    ("/v1/responses/{id}", ("GET",), responses.show),
+    ("/v1/responses/{id}", ("DELETE",), responses.delete),
+    ("/v1/responses/{id}/cancel", ("POST",), responses.cancel),
+    ("/v1/responses/{id}/input_items", ("GET",), responses.input_items),
     ("/v1/programs", ("POST",), programs.open_program),
     ("/v1/programs/{id}", ("GET",), programs.show),
     ("/v1/programs/{id}", ("DELETE",), programs.cancel),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from ..executor import EngineExecutor
 from ..service import Service
 from .errors import RETRY_AFTER, HttpError, bad, cut
 from .metrics import Metrics
+from .responses.store import ResponseStore
 
 SILENT_S = 20.0
 """A loop of the engine that said nothing for so long is not healthy."""
@@ -31,6 +33,9 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     headers: int = 200
     requests: int = 4096
     programs: int = 1024
+    responses: int = 1000
+    response_bytes: int = 64 << 20
+    """Of all the responses that are remembered, together."""
     samples: int = 4096
     """Of one request: prompts times ``n``."""
 
@@ -43,6 +48,10 @@ class Live:
     model_path: str
     tokenizer_path: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    trust_template: bool = False
+    """Whether a request may bring a chat template of its own."""
 
     @property
     def executor(self) -> EngineExecutor:
@@ -86,13 +95,21 @@ class HttpState:
         self.runs: dict[str, Running] = {}
         """By id, after the id of the key where there is one: two keys may use the same ids."""
         self._entered: dict[int, str] = {}
+        self.responses = ResponseStore(self.limits.responses, self.limits.response_bytes)
         self.numbers = itertools.count(_FIRST_PROGRAM)
+        self._background: set[asyncio.Task[None]] = set()
 
     def attach(self, live: Live) -> None:
         """The model is loaded: take requests."""
         self.live = live
         self.metrics.model = live.model
         live.executor.engine.observe = self.metrics.finished
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run what no request waits for."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     def now(self) -> int:
         """Seconds since 1970, as ``created`` says them."""

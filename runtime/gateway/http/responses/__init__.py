@@ -1,0 +1,1 @@
+"""``/v1/responses``: answers that the server remembers, as items and as events."""

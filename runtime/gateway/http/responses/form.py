@@ -1,0 +1,82 @@
+"""The body of a request for a response. What is optional may also be null."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import bad
+from ..forms import OpenAIForm, check_top
+
+LOGPROBS = "message.output_text.logprobs"
+_IGNORED = frozenset(("reasoning.encrypted_content",))
+"""Asked for by clients out of habit; there is nothing of the kind to give."""
+_MOST_METADATA = 16
+
+
+class ResponseForm(OpenAIForm, kw_only=True):
+    input: str | list[dict[str, Any]] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    max_output_tokens: int | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    store: bool | None = None
+    background: bool | None = None
+    metadata: dict[str, str] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    truncation: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    context_management: list[dict[str, Any]] | None = None
+    user: str | None = None
+
+    def check(self) -> None:
+        if self.max_output_tokens is not None:
+            self.max_tokens = self.max_output_tokens
+        super().check()
+        if self.max_tokens == 0:
+            raise bad("max_output_tokens must be at least 1", "max_output_tokens")
+        if self.n not in (None, 1):
+            raise bad("n: a response has one answer", "n")
+        if not self.input and not self.previous_response_id:
+            raise bad("input is missing or empty", "input")
+        for name in self.include or ():
+            if name != LOGPROBS and name not in _IGNORED:
+                raise bad(f"include: {name[:80]!r} is not supported", "include")
+        check_top("top_logprobs", self.top_logprobs)
+        if self.truncation not in (None, "disabled"):
+            raise bad("truncation: only disabled is supported; prompts are not cut", "truncation")
+        if self.conversation is not None:
+            raise bad("conversation: use previous_response_id", "conversation")
+        if self.context_management:
+            raise bad("context_management: prompts are not cut", "context_management")
+        if self.background and self.store is False:
+            raise bad("background needs store: nobody could read the answer", "background")
+        if self.background and self.stream:
+            raise bad("background: such an answer cannot be streamed", "background")
+        if self.metadata and len(self.metadata) > _MOST_METADATA:
+            raise bad(f"metadata holds at most {_MOST_METADATA} entries", "metadata")
+
+    @property
+    def logprobs(self) -> bool:
+        return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+
+    @property
+    def format(self) -> dict[str, Any] | None:
+        """How the text is to look, where that is not plain text. Raises `HttpError`."""
+        found = (self.text or {}).get("format")
+        if found is None:
+            return None
+        if not isinstance(found, dict):
+            raise bad("text.format must be an object", "text")
+        return None if found.get("type") == "text" else found
+
+    def sampling(self) -> dict[str, Any]:
+        given = super().sampling()
+        if self.logprobs:
+            given["return_logprob"] = True
+        given["top_logprobs_num"] = self.top_logprobs or 0
+        return given
