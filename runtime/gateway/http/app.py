@@ -31,6 +31,7 @@ from .openapi import described
 from .program_forms import AppendForm, ProgramForm
 from .responses import endpoint as responses
 from .responses.form import ResponseForm
+from .score import ScoreForm, score
 from .state import HttpState
 from .tokens import detokenize, tokenize
 
@@ -41,6 +42,7 @@ FORMS: dict[str, type[msgspec.Struct]] = {
     "/tokenize": TokenizeForm,
     "/detokenize": DetokenizeForm,
     "/v1/responses": ResponseForm,
+    "/v1/score": ScoreForm,
     "/v1/programs": ProgramForm,
     "/v1/programs/{id}/append": AppendForm,
     "/abort": AbortForm,
@@ -60,6 +62,7 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("/v1/responses/{id}", ("DELETE",), responses.delete),
     ("/v1/responses/{id}/cancel", ("POST",), responses.cancel),
     ("/v1/responses/{id}/input_items", ("GET",), responses.input_items),
+    ("/v1/score", ("POST",), score),
     ("/v1/programs", ("POST",), programs.open_program),
     ("/v1/programs/{id}", ("GET",), programs.show),
     ("/v1/programs/{id}", ("DELETE",), programs.cancel),

@@ -1,0 +1,152 @@
+"""``/v1/score``: how likely given tokens are to come next, in SGLang's form."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..context import joined
+from ..request import IntArray
+from .answers import json_answer, while_connected
+from .errors import bad
+from .prompts import ids_of_prompt
+from .reading import read_form
+from .run import Run
+from .shapes import new_id, usage_of
+from .state import HttpState, Live
+
+_MOST_ITEMS = 2048
+
+
+class ScoreForm(msgspec.Struct, kw_only=True):
+    """``query`` and each of ``items`` are put together to one prompt, as text or as ids."""
+
+    query: str | list[int] | None = None
+    items: str | list[str | list[int]] | None = None
+    label_token_ids: list[int] | None = None
+    apply_softmax: bool | None = None
+    item_first: bool | None = None
+    model: str | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    text_1: Any = None
+    text_2: Any = None
+
+    def prompts(self) -> list[str | list[int]]:
+        """Raises `HttpError`."""
+        query, items = self.query, self.items
+        if self.text_1 is not None or self.text_2 is not None:
+            raise bad(
+                "text_1: comparing two texts needs an embedding model; give query, items and"
+                " label_token_ids",
+                "text_1",
+            )
+        if query is None:
+            raise bad("query is missing", "query")
+        if not items:
+            raise bad("items is missing or empty", "items")
+        if isinstance(items, str):
+            items = [items]
+        if len(items) > _MOST_ITEMS:
+            raise bad(f"at most {_MOST_ITEMS} items, not {len(items)}", "items")
+        joined: list[str | list[int]] = []
+        for item in items:
+            if isinstance(query, str) and isinstance(item, str):
+                joined.append(item + query if self.item_first else query + item)
+            elif isinstance(query, list) and isinstance(item, list):
+                joined.append([*item, *query] if self.item_first else [*query, *item])
+            else:
+                raise bad("items must be texts where query is one, and token ids else", "items")
+        if not all(joined):
+            raise bad("query and item are both empty", "items")
+        return joined
+
+
+async def score(state: HttpState, request: Request) -> Response:
+    """For each item the probability of each label as the next token; with ``apply_softmax``
+    among the labels alone. Raises `HttpError` and `RametError`."""
+    form = await read_form(request, ScoreForm, state.limits.body_bytes)
+    live = state.need_model(form.model)
+    prompts = [await ids_of_prompt(live.executor, prompt) for prompt in form.prompts()]
+    labels = _labels(form, live)
+    if len(prompts) * len(labels) > state.limits.samples:
+        raise bad(
+            f"items times labels is {len(prompts) * len(labels)}, above {state.limits.samples}",
+            "label_token_ids",
+        )
+    rid = new_id("score", request, form.request_id)
+    logprobs = await while_connected(
+        request, _logprobs(state, live, rid, prompts, labels, form.cache_salt)
+    )
+    assert form.label_token_ids is not None
+    shape = _softmax if form.apply_softmax else _exp
+    rows = [shape([known[label] for label in form.label_token_ids]) for known in logprobs]
+    body = {
+        "id": rid,
+        "object": "scoring",
+        "created": state.now(),
+        "model": live.model,
+        "scores": rows,
+        "usage": usage_of(sum(map(len, prompts)), 0),
+    }
+    return json_answer(body, headers={"X-Request-Id": rid})
+
+
+def _labels(form: ScoreForm, live: Live) -> list[int]:
+    """Each once."""
+    labels = list(dict.fromkeys(form.label_token_ids or ()))
+    if not labels:
+        raise bad("label_token_ids is missing or empty", "label_token_ids")
+    size = live.executor.tokenizer.vocab_size
+    for label in labels:
+        if not 0 <= label < size:
+            raise bad(f"label_token_ids: {label} is not in [0, {size})", "label_token_ids")
+    return labels
+
+
+async def _logprobs(
+    state: HttpState,
+    live: Live,
+    rid: str,
+    prompts: list[IntArray],
+    labels: list[int],
+    salt: str | None,
+) -> list[dict[int, float]]:
+    """Of each label after each prompt. A label is scored as one more token of the prompt; what
+    comes before it is computed once and found by the others."""
+    longer: list[IntArray] = []
+    samplings: list[dict[str, Any]] = []
+    for prompt in prompts:
+        for label in labels:
+            longer.append(joined(prompt, [label]))
+            samplings.append(
+                {
+                    "max_new_tokens": 0,
+                    "temperature": 0.0,
+                    "return_logprob": True,
+                    "logprob_start_len": len(prompt),
+                }
+            )
+    results = await Run(state, live, rid, longer, samplings, salt).whole()
+    values: list[float] = []
+    for result in results:
+        (entry,) = result.metas[0].input_token_logprobs or [(None, 0, None)]
+        values.append(-math.inf if entry[0] is None else entry[0])
+    count = len(labels)
+    return [
+        dict(zip(labels, values[place : place + count])) for place in range(0, len(values), count)
+    ]
+
+
+def _exp(row: list[float]) -> list[float]:
+    return [math.exp(value) for value in row]
+
+
+def _softmax(row: list[float]) -> list[float]:
+    top = max(row)
+    weights = [math.exp(value - top) if top > -math.inf else 1.0 for value in row]
+    return [weight / math.fsum(weights) for weight in weights]
