@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from .config_names import ABSENT, ALIASES
 from .protocol.errors import BadInputError
+from .scheduler.classes import parse_classes
 
 API_KEY_VARIABLE = "RAMET_API_KEY"
 KEY_VARIABLES = {
@@ -263,7 +264,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         values: dict[str, Any] = {}
         for given, value in settings.items():
             name, value = _canonical(given, value)
-            if name in REPEATED and isinstance(value, (list, tuple)):
+            if name == "priority_classes" and isinstance(value, Mapping):
+                value = msgspec.json.encode(value).decode()
+            elif name in REPEATED and isinstance(value, (list, tuple)):
                 value = REPEATED[name].join(map(str, value)) or None  # pyright: ignore
             if name in values:
                 raise BadInputError(f"setting {name} is given twice", param=name)
@@ -278,6 +281,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             )
         if config.api_key is not None and not config.api_keys:
             raise BadInputError("api_key holds no key", param="api_key")
+        parse_classes(config.priority_classes)
         if config.ssl_keyfile is not None and config.ssl_certfile is None:
             raise BadInputError("ssl_keyfile needs ssl_certfile", param="ssl_keyfile")
         return config

@@ -43,6 +43,7 @@ def _assemble(config, address):  # type: ignore[no-untyped-def]
     from ..memory.kv_memory import KVMemory
     from ..model.build import PAGE, build_runner, device_of, step_tokens_of
     from ..model.store import resolve
+    from ..scheduler.classes import parse_classes
     from ..scheduler.scheduler import Limits, Scheduler
     from .connections import Connections
     from .guides import Guides
@@ -64,6 +65,9 @@ def _assemble(config, address):  # type: ignore[no-untyped-def]
         step_tokens=step_tokens_of(config, device_of(config), runner.context_length),
         prompt_sizes=runner.prompt_sizes,
         max_waiting=config.max_queued_requests or sys.maxsize,
+        max_waiting_tokens=config.max_queued_tokens or sys.maxsize,
+        classes=parse_classes(config.priority_classes),
+        priority_ageing=config.priority_ageing,
     )
     scheduler = Scheduler(
         limits,

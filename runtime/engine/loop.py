@@ -32,6 +32,7 @@ from .guided import Guided, Outcome
 from .guides import Guides
 from .outputs import Outputs
 from .submission import request_of
+from .timing import Timing, spans_of
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class Engine:
         self._guided = None
         if guides is not None:
             self._guided = Guided(guides, scheduler, self._endings, self._outputs)
+        self._timing = Timing()
         self._asked: list[tuple[Connection, int]] = []
         self.stopping = False
         self.steps = 0
@@ -112,6 +114,7 @@ class Engine:
             if len(planned.batch.masked):
                 self._mask(planned, ticket)
             self.totals["computed_tokens"] += planned.batch.num_tokens
+            self._timing.step(planned.batch.num_tokens)
             self.steps += 1
             if self.steps % CHECK_EVERY == 0:
                 self.scheduler.assert_consistent()
@@ -214,6 +217,7 @@ class Engine:
                 "waiting": self._waiting,
             },
             "retracted": self.scheduler.num_retracted,
+            "step_tokens": self._timing.step_tokens(),
             "steps": self.steps,
             **self.totals,
             "output_tokens": self.totals["output_tokens"] + self._forced_tokens,
@@ -251,6 +255,7 @@ class Engine:
         stopped = (rows.stop_ids[at] == tokens[:, None]).any(1) & (made > rows.min_new[at])
         full = made >= rows.max_new[at]
         self.totals["output_tokens"] += len(at)
+        self._timing.sampled(rows, at)
         self._outputs.tokens(at, tokens, result, alive)
         watched = rows.stop_strings[at] | rows.masked[at]
         for i in np.flatnonzero(bad | stopped | full | watched).tolist():
@@ -334,6 +339,7 @@ class Engine:
         peer = self.connections[request.connection]
         peer.requests.pop(request.rid, None)
         cached = max(request.cached_tokens, 0)
+        spans = spans_of(request)
         if request.keep is not None and reason != "abort":
             peer.handles.keep(request.keep, request.tokens, node)
         if reason == "abort" and error is None:
@@ -351,5 +357,8 @@ class Engine:
                 prompt_tokens=request.prompt_len,
                 cached_tokens=cached,
                 error=error,
+                queue_s=spans.queue,
+                prefill_s=spans.prefill,
+                decode_s=spans.decode,
             )
         )

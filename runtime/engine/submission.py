@@ -42,6 +42,8 @@ def request_of(
         namespace=message.namespace,
         program=message.program,
         keep=message.keep,
+        priority=message.priority,
+        cls=message.cls,
     )
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ..protocol.errors import RametError
 from ..protocol.messages import EngineSampling, Finish, PromptLogprobs, Submit, TopLogprobs
+from . import origin
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -58,6 +59,7 @@ class EngineRequest:
         "keep",
         "logprobs",
         "namespace",
+        "origin",
         "program",
         "prompt",
         "prompt_logprobs",
@@ -89,6 +91,7 @@ class EngineRequest:
         self.base_len = base_len if base is not None else 0
         self.keep = keep
         self.namespace = namespace
+        self.origin = origin.current()
         self.program = program
         self.streaming = streaming
         self.tokens: list[int] = []
@@ -115,6 +118,8 @@ class EngineRequest:
             keep=self.keep.number if self.keep is not None else None,
             namespace=self.namespace,
             program=self.program,
+            priority=self.origin.priority,
+            cls=self.origin.cls,
         )
 
     def add_prompt_logprobs(self, piece: PromptLogprobs) -> None:

@@ -197,6 +197,9 @@ class Submit(_Message, frozen=True, kw_only=True, tag="submit"):
     keep: int | None = None
     namespace: bytes = b""
     program: int = 0
+    priority: int = 0
+    """Lower goes first, beside the priority of its class ``cls`` (empty: the usual one)."""
+    cls: str = ""
 
 
 class Abort(_Message, frozen=True, kw_only=True, tag="abort_request"):
@@ -229,7 +232,8 @@ EngineMessage = Submit | Abort | Release | Credit | Ask
 
 class Finish(_Message, frozen=True, kw_only=True, tag="finish"):
     """How one request ended. ``text_bytes``: how many bytes of the output come before the stop
-    string; -1 when none matched. ``prompt_tokens`` and ``cached_tokens`` are final."""
+    string; -1 when none matched. ``prompt_tokens`` and ``cached_tokens`` are final. The times are
+    in seconds: in the queue, from there to the first token, from there to the end."""
 
     rid: int
     reason: Literal["stop", "length", "abort"]
@@ -239,6 +243,9 @@ class Finish(_Message, frozen=True, kw_only=True, tag="finish"):
     cached_tokens: int = 0
     message: str | None = None
     error: ErrorInfo | None = None
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
 
 
 class TopLogprobs(_Message, frozen=True, kw_only=True, tag="top"):

@@ -34,6 +34,8 @@ class Request:
     arrival: float = 0.0
     admitted: float = 0.0
     """When it first left the queue, on the monotonic clock; 0: it has not yet."""
+    first_token: float = 0.0
+    """When it first sampled; 0: it has not yet. While it runs, its row knows."""
     row: int = -1
     node: Node | None = None
     """The tree node it holds while it runs."""

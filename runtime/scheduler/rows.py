@@ -41,6 +41,7 @@ class Rows:
         self.top_logprobs = np.zeros(max_rows, np.int32)
         self.masked = np.zeros(max_rows, np.bool_)
         self.level = np.zeros(max_rows, np.int64)
+        self.first_at = np.zeros(max_rows, np.float64)
         self._free = list(range(max_rows - 1, -1, -1))
         self.running = 0
 
@@ -74,6 +75,7 @@ class Rows:
         self.top_logprobs[row] = sampling.top_logprobs
         self.masked[row] = sampling.constraint is not None
         self.level[row] = request.level
+        self.first_at[row] = request.first_token
         request.row = row
         self.running += 1
         return row
@@ -83,6 +85,7 @@ class Rows:
         request = self.requests[row]
         assert request is not None
         request.tokens = self.tokens[row, : self.known[row]].copy()
+        request.first_token = float(self.first_at[row])
         request.row = -1
         self.requests[row] = None
         self.state[row] = EMPTY

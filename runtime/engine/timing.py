@@ -1,0 +1,57 @@
+"""How long requests took, and how much steps computed: kept for metrics, at the cost of a few
+numbers a step."""
+
+from __future__ import annotations
+
+import bisect
+import time
+from typing import Any, NamedTuple
+
+from ..scheduler.batch import IntArray
+from ..scheduler.request import Request
+from ..scheduler.rows import Rows
+
+STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+
+
+class Spans(NamedTuple):
+    """Seconds of one request: in the queue, from there to its first token, from there to its end.
+    What it never came to took none."""
+
+    queue: float
+    prefill: float
+    decode: float
+
+
+class Timing:
+    """Of one engine."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(STEP_TOKENS) + 1)
+        self._total = 0
+
+    def step(self, tokens: int) -> None:
+        """A step of so many tokens was launched."""
+        self._counts[bisect.bisect_left(STEP_TOKENS, tokens)] += 1
+        self._total += tokens
+
+    def sampled(self, rows: Rows, at: IntArray) -> None:
+        """These rows have a token more."""
+        fresh = at[rows.first_at[at] == 0.0]
+        if len(fresh):
+            rows.first_at[fresh] = time.monotonic()
+
+    def step_tokens(self) -> dict[str, Any]:
+        """A histogram as plain data: upper bounds, what fell under each (and above all), their
+        sum."""
+        return {"bounds": STEP_TOKENS, "counts": self._counts, "sum": self._total}
+
+
+def spans_of(request: Request) -> Spans:
+    """Of a request that ends now, which has left its row."""
+    now = time.monotonic()
+    if not request.arrival:
+        return Spans(0.0, 0.0, 0.0)
+    admitted = request.admitted or now
+    first = request.first_token or now
+    return Spans(admitted - request.arrival, first - admitted, now - first)
