@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .constraints import DType
+from .constraints import ValueType
 
 
 @dataclass(slots=True)
@@ -15,7 +15,7 @@ class Made:
     op: int
     branch: Branch
     name: str | None
-    dtype: DType | None = None
+    type: ValueType | None = None
     streams: bool = False
     """Whether its text comes in deltas (one generation or selection, not a list or a scope)."""
     many: bool = False

@@ -1,120 +1,94 @@
-"""From gen's ``dtype``, ``regex``, ``json_schema`` and ``grammar`` to one constraint."""
+"""From the arguments of `gen` that say what its text must match to one constraint."""
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from ramet.runtime.program.typed import Typed, typed, typed_json
 from ramet.runtime.protocol import BadInputError, GrammarError
 
 from .source import here
 
-DType = Literal["int", "float", "str", "bool"]
 
-_DTYPES: dict[object, DType] = {
-    int: "int",
-    "int": "int",
-    float: "float",
-    "float": "float",
-    str: "str",
-    "str": "str",
-    "string": "str",
-    bool: "bool",
-    "bool": "bool",
-}
-_REGEX: dict[DType, str] = {
-    "int": r"[-+]?[0-9]+[ \n]*",
-    "float": r"[-+]?[0-9]*\.?[0-9]+[ \n]*",
-    "str": r'"[\w\d\s]*"',
-    "bool": r"(True|False)",
-}
-_STOPS: dict[DType, tuple[str, ...]] = {"int": (" ", "\n"), "float": (" ", "\n")}
+@dataclass(frozen=True, slots=True)
+class ValueType:
+    """How generated text becomes a value. ``parse`` raises ValueError for text that is none."""
+
+    name: str
+    parse: Callable[[str], Any]
+
+
+Constrained = tuple[ValueType | None, dict[str, str] | None, tuple[str, ...]]
+"""Type of the value, the constraint as plain data, and stop strings that come with the type."""
 
 
 def constraint_of(
     *,
-    dtype: object,
+    dtype: Any,
     regex: str | None,
-    json_schema: str | dict[str, Any] | type | None,
+    json_schema: Any,
     grammar: str | None,
     choices: Sequence[str] | None,
-) -> tuple[DType | None, dict[str, str] | None, tuple[str, ...]]:
-    """(type of the value, constraint as plain data, stop strings that come with the type)."""
+) -> Constrained:
+    """Raises `BadInputError` for more than one constraint and for what is none, `GrammarError` for
+    a schema that is no JSON."""
     if dtype is not None and regex is not None:
         warnings.warn("dtype and regex are both given; dtype wins", stacklevel=3)
         regex = None
-    kind = _dtype(dtype)
-    specs: dict[str, str] = {}
-    if kind is not None:
-        specs["dtype"] = _REGEX[kind]
-    if regex is not None:
-        specs["regex"] = regex
-    if json_schema is not None:
-        specs["json_schema"] = _schema(json_schema)
-    if grammar is not None:
-        specs["grammar"] = grammar
+    given = {
+        "dtype": dtype,
+        "regex": regex,
+        "json_schema": json_schema,
+        "grammar": grammar,
+        "choices": choices,
+    }
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise BadInputError(
+            f"at most one constraint can be given, not {' and '.join(names)}",
+            param=names[0],
+            where=here() or None,
+        )
+    if not names:
+        return None, None, ()
+    (name,) = names
+    if name == "dtype":
+        return _of_type(dtype)
+    if name == "json_schema":
+        return _of_schema(json_schema)
     if choices is not None:
-        specs["choices"] = json.dumps(list(choices), ensure_ascii=False)
-    if len(specs) > 1:
-        raise BadInputError(
-            f"at most one constraint can be given, not {' and '.join(specs)}",
-            param=next(iter(specs)),
-            where=here() or None,
-        )
-    for name, spec in specs.items():
-        if not isinstance(spec, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise BadInputError(f"{name} must be a string", param=name, where=here() or None)
-        form = {"dtype": "regex", "grammar": "ebnf", "choices": "choice"}.get(name, name)
-        stops = _STOPS.get(kind, ()) if kind is not None else ()
-        return kind, {"kind": form, "spec": spec}, stops
-    return None, None, ()
+        spec: Any = json.dumps(list(choices), ensure_ascii=False)
+        return None, {"kind": "choice", "spec": spec}, ()
+    spec = given[name]
+    if not isinstance(spec, str):
+        raise BadInputError(f"{name} must be a string", param=name, where=here() or None)
+    return None, {"kind": "ebnf" if name == "grammar" else name, "spec": spec}, ()
 
 
-def convert(text: str, kind: DType) -> int | float | str | bool:
-    """The typed value of generated text. Raises ValueError where the text is no such value."""
-    stripped = text.strip()
-    if kind == "int":
-        return int(stripped)
-    if kind == "float":
-        return float(stripped)
-    if kind == "bool":
-        if stripped not in ("True", "False"):
-            raise ValueError(f"not a bool: {text!r}")
-        return stripped == "True"
-    if len(stripped) >= 2 and stripped[0] == stripped[-1] == '"':
-        return stripped[1:-1]
-    return text
-
-
-def _dtype(dtype: object) -> DType | None:
-    if dtype is None:
-        return None
+def _of_type(dtype: Any) -> Constrained:
     try:
-        return _DTYPES[dtype]
-    except (KeyError, TypeError):
-        raise BadInputError(
-            f"dtype must be int, float, str or bool, not {dtype!r}",
-            param="dtype",
-            where=here() or None,
-        ) from None
+        found = typed(dtype)
+    except BadInputError as error:
+        raise BadInputError(error.message, param="dtype", where=here() or None) from None
+    return _constrained(found, dtype)
 
 
-def _schema(schema: str | dict[str, Any] | type) -> str:
-    if isinstance(schema, str):
-        try:
-            json.loads(schema)
-        except ValueError as error:
-            raise GrammarError(f"json_schema is not JSON: {error}", where=here() or None) from None
-        return schema
-    if isinstance(schema, dict):
-        return json.dumps(schema)
-    describe: Any = getattr(schema, "model_json_schema", None)
-    if describe is None:
-        raise BadInputError(
-            "json_schema must be JSON text, a dict or a pydantic model",
-            param="json_schema",
-            where=here() or None,
-        )
-    return json.dumps(describe())
+def _of_schema(schema: Any) -> Constrained:
+    try:
+        found = typed_json(schema)
+    except BadInputError as error:
+        message, where = error.message, here() or None
+        if isinstance(schema, str):
+            raise GrammarError(message, where=where) from None
+        raise BadInputError(message, param="json_schema", where=where) from None
+    return _constrained(found, "JSON" if isinstance(schema, (str, dict, bool)) else schema)
+
+
+def _constrained(found: Typed, type_: Any) -> Constrained:
+    name = type_ if isinstance(type_, str) else getattr(type_, "__name__", str(type_))
+    constraint = {"kind": found.kind, "spec": found.spec}
+    return ValueType(name, found.parse), constraint, found.stops

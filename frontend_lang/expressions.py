@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 from ramet.runtime.protocol import BadInputError, sampling_from
 
 from .choices import METHODS, ChoicesMethod, token_length_normalized
-from .constraints import DType, constraint_of
+from .constraints import ValueType, constraint_of
 from .source import here
 
 ROLES = ("system", "user", "assistant")
@@ -52,14 +52,13 @@ class Concat(Expression):
 class GenExpression(Expression):
     """One generation. ``sampling`` holds only what was given; the rest comes from the run."""
 
-    __slots__ = ("dtype", "name", "sampling")
-    dtype: DType | None
+    __slots__ = ("name", "sampling", "type")
 
-    def __init__(self, name: str | None, sampling: dict[str, Any], dtype: DType | None) -> None:
+    def __init__(self, name: str | None, sampling: dict[str, Any], type_: ValueType | None) -> None:
         super().__init__()
         self.name = name
         self.sampling = sampling
-        self.dtype = dtype
+        self.type = type_
 
     def __repr__(self) -> str:
         return f"gen({self.name!r})"
@@ -142,12 +141,12 @@ def gen(
     logprob_start_len: int | None = None,
     top_logprobs_num: int | None = None,
     return_text_in_logprobs: bool | None = None,
-    dtype: type | str | None = None,
+    dtype: Any = None,
     choices: Sequence[str] | None = None,
     choices_method: ChoicesMethod | None = None,
     constrained: bool = False,
     regex: str | None = None,
-    json_schema: str | dict[str, Any] | type | None = None,
+    json_schema: Any = None,
     grammar: str | None = None,
     jump_forward: bool | None = None,
 ) -> Expression:
@@ -157,6 +156,12 @@ def gen(
     ``max_tokens`` then is what the context leaves, 1,024 at most. With ``choices`` the result is a
     `select` that scores them, unless ``constrained`` asks for generation that can only produce one
     of them. ``return_text_in_logprobs`` is accepted for SGLang's sake: text is always there.
+
+    At most one of these says what the text must match; ``s.value(name)`` then is the typed value.
+    ``dtype``: int, float, bool, str, a ``Literal``, an enum, or a type that has a JSON schema.
+    ``json_schema``: a dict, JSON text, or a pydantic model, TypedDict or dataclass. ``regex``: a
+    pattern for the whole text. ``grammar``: EBNF, as GBNF or Lark write it. ``jump_forward=False``
+    samples also the tokens that are forced.
 
     Raises `BadInputError` naming the parameter and the line, `GrammarError` for a bad constraint.
     """

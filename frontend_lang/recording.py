@@ -197,7 +197,7 @@ class Recording:
                 )
             )
             many = value.sampling.get("n", 1) > 1
-            branch.names[value.name] = Made(op, branch, value.name, value.dtype, not many, many)
+            branch.names[value.name] = Made(op, branch, value.name, value.type, not many, many)
             self.labels[op] = value.name
         elif isinstance(value, SelectExpression):
             line = here()

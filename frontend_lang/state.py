@@ -10,7 +10,6 @@ from ramet.runtime.protocol import BackendError, BadInputError, ProgramError, Ra
 
 from . import streaming
 from .branch import Binding, Branch, Gathered, Given, Made
-from .constraints import convert
 from .expressions import Expression, checked
 from .forks import Forks
 from .recording import Recording, missing
@@ -113,7 +112,9 @@ class State:
         return self[name] if name in self else default  # noqa: SIM401 - this is that method
 
     def value(self, name: str) -> Any:
-        """The variable as its ``dtype`` says: int, float, bool, or a string without its quotes."""
+        """The variable as a value of what it was constrained to: its ``dtype``, the JSON of a dict
+        schema, an instance of a class given as schema; else its text. Raises `ProgramError` for
+        text that is no such value, because it was cut."""
         return self._typed(name, self._binding(name), self[name])
 
     def ref(self, name: str) -> str:
@@ -237,15 +238,16 @@ class State:
     def _typed(self, name: str, binding: Binding | None, value: Any) -> Any:
         if isinstance(binding, Gathered):
             return [self._typed(name, b, v) for b, v in zip(binding.items, value)]
-        if binding is None or isinstance(binding, Given) or binding.dtype is None:
+        if binding is None or isinstance(binding, Given) or binding.type is None:
             return value
         if isinstance(value, list):
-            one = Made(binding.op, binding.branch, binding.name, binding.dtype)
+            one = Made(binding.op, binding.branch, binding.name, binding.type)
             return [self._typed(name, one, item) for item in cast("list[Any]", value)]
         try:
-            return convert(value, binding.dtype)
-        except ValueError:
-            raise ProgramError(f"{name!r} is no {binding.dtype}: {value!r}") from None
+            return binding.type.parse(value)
+        except ValueError as error:
+            what = f"{name!r} is no {binding.type.name}: {value!r}"
+            raise ProgramError(what) from error
 
     def _complete(self, what: str) -> Run:
         """The run, once the function has returned (or at once, inside of it)."""

@@ -14,6 +14,7 @@ from ramet.runtime.protocol import BackendError, BadInputError, ProgramError, Sa
 
 from . import _loop
 from .local import LocalBackend
+from .openai_constraint import check_kept
 from .openai_http import OpenAIClient
 from .openai_wire import Sample, request_fields, samples_of
 
@@ -139,6 +140,9 @@ class OpenAIContext:
                     f"cannot continue a message: {error.message}"
                 ) from None
             raise
+        if sampling.constraint is not None:
+            for result in results:
+                check_kept(sampling.constraint, result)
         self.append(results[0].text)
         return results
 

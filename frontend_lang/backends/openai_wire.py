@@ -8,6 +8,8 @@ from typing import Any
 from ramet.runtime.program.executor import GenResult
 from ramet.runtime.protocol import BackendError, FinishReason, MetaInfo, SamplingParams
 
+from .openai_constraint import constraint_fields
+
 DEFAULT_MAX_TOKENS = 1024
 _DEFAULTS = SamplingParams()
 _SAME = ("top_p", "n", "frequency_penalty", "presence_penalty", "seed")
@@ -45,6 +47,8 @@ def request_fields(sampling: SamplingParams, chat: bool) -> dict[str, Any]:
                 fields["top_logprobs"] = sampling.top_logprobs_num
         else:
             fields["logprobs"] = sampling.top_logprobs_num
+    if sampling.constraint is not None:
+        fields |= constraint_fields(sampling.constraint, chat)
     return fields
 
 

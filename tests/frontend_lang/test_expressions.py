@@ -41,7 +41,7 @@ def test_gen_keeps_only_what_was_given():
         ({"min_tokens": 5, "max_tokens": 4}, "min_new_tokens"),
         ({"frequency_penalty": 3}, "frequency_penalty"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
-        ({"dtype": list}, "dtype"),
+        ({"dtype": complex}, "dtype"),
         ({"name": 3}, "name"),
         ({"constrained": True}, "choices"),
     ],
@@ -96,11 +96,12 @@ def test_constrained_choices_generate():
 def test_dtype_becomes_a_regex_and_stops():
     expr = rt.gen_int("x", stop=".")
     assert isinstance(expr, GenExpression)
-    assert expr.dtype == "int"
+    assert expr.type is not None
+    assert expr.type.parse("12") == 12
     assert expr.sampling["constraint"]["kind"] == "regex"
     assert expr.sampling["stop"] == (".", " ", "\n")
-    assert rt.gen("x", dtype="float").dtype == "float"  # pyright: ignore
-    assert rt.gen_string("x").dtype == "str"  # pyright: ignore
+    assert rt.gen("x", dtype="float").type.name == "float"  # pyright: ignore
+    assert rt.gen_string("x").type.name == "str"  # pyright: ignore
     with pytest.raises(TypeError, match="dtype"):
         rt.gen_int("x", dtype=str)
 

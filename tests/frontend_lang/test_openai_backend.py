@@ -453,3 +453,28 @@ def test_a_batch(server, backend):
 
     states = f.run_batch([(f"w{i}",) for i in range(30)], backend=backend, num_threads=8)
     assert [state["x"] for state in states] == [f"W{i}" for i in range(30)]
+
+
+def test_a_schema_in_a_chat_is_a_response_format(server, backend):
+    schema = {"type": "object", "properties": {"answer": {"enum": ["a", "b"]}}}
+
+    @rt.function
+    def ask(s):
+        s += rt.user("Which?") + rt.assistant(rt.gen("x", json_schema=schema))
+
+    state = ask.run(backend=backend)
+    assert state.value("x") == {"answer": "b"}
+    body = server.stub.requests[-1][1]
+    assert body["response_format"]["json_schema"]["schema"] == schema
+
+
+def test_other_constraints_are_asked_for_and_looked_after(server, backend):
+    @rt.function
+    def ask(s):
+        s += rt.user("Which?") + rt.assistant(rt.gen("x", choices=["yes", "no"], constrained=True))
+
+    state = ask.run(backend=backend)
+    with pytest.raises(rt.GrammarError, match="did not keep to the choice"):
+        state["x"]
+    body = server.stub.requests[-1][1]
+    assert body["structured_outputs"] == {"choice": ["yes", "no"]}

@@ -1,7 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import pytest
 import ramet as rt
+
+
+@dataclass
+class Point:
+    x: int
+    y: int
 
 
 def _run(body, backend, **kwargs):
@@ -227,16 +236,20 @@ def test_samples_give_a_list_and_the_text_goes_on_with_the_first(scripted):
 
 def test_values_are_typed_by_their_dtype(scripted):
     def body(s):
-        s += rt.gen("t")
+        s += rt.gen("t", dtype=int) + rt.gen("b", dtype=bool) + rt.gen("l", dtype=float, n=2)
+        s += rt.gen("c", dtype=Literal["a", "b"]) + rt.gen("j", json_schema={"type": "array"})
+        s += rt.gen("p", json_schema=Point) + rt.gen("r", regex="[0-9]+")
         s["g"] = 5
 
-    state = _run(body, scripted({"t": "42 "}))
-    state._recording.root.names["t"].dtype = "int"
-    assert state.value("t") == 42
+    answers = {"t": "42 ", "b": "maybe", "l": ["1.5", "2"], "c": "b", "j": "[1, 2]", "r": "7"}
+    state = _run(body, scripted(answers | {"p": '{"x":1,"y":2}'}))
+    assert (state.value("t"), state["t"]) == (42, "42")
+    assert state.value("l") == [1.5, 2.0]
+    assert (state.value("c"), state.value("j"), state.value("r")) == ("b", [1, 2], "7")
+    assert (state.value("p"), state["p"]) == (Point(1, 2), '{"x":1,"y":2}')
     assert state.value("g") == 5
-    state._recording.root.names["t"].dtype = "bool"
-    with pytest.raises(rt.ProgramError, match="'t' is no bool"):
-        state.value("t")
+    with pytest.raises(rt.ProgramError, match="'b' is no bool: 'maybe'"):
+        state.value("b")
 
 
 def test_meta_info_of_gen_and_select(scripted):
