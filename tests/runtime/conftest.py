@@ -118,6 +118,10 @@ class World:
         self.requests: dict[int, Request] = {}
         self.failed: dict[int, Exception] = {}
         self.scores: dict[int, list[float]] = {}
+        self.force = None
+        """From a row's output so far to tokens that must follow, as a grammar would say."""
+        self.forced: dict[int, set[int]] = {}
+        """By request, the places in its output that were forced."""
 
     def add(self, rid: int, prompt, new: int, **sampling) -> Request:
         tokens = np.array(prompt, np.int32)
@@ -163,9 +167,31 @@ class World:
             made = rows.known[row] - request.prompt_len
             if token in request.sampling.stop_ids or made >= rows.max_new[row]:
                 self.finish(request)
+            elif self.force is not None:
+                self.append_forced(request, int(made))
         for request in planned.ended:
             if request.row >= 0:
                 self.finish(request)
+
+    def append_forced(self, request, made: int) -> None:
+        rows, row = self.scheduler.rows, request.row
+        output = rows.tokens[row, request.prompt_len : rows.known[row]].tolist()
+        more = self.force(output)[: int(rows.max_new[row]) - made]
+        if more and self.scheduler.append_forced(row, np.array(more, np.int32)):
+            places = self.forced.setdefault(request.rid, set())
+            places.update(range(made, made + len(more)))
+            if made + len(more) >= rows.max_new[row]:
+                self.finish(request)
+
+    def check_forced(self, rid: int, prompt) -> None:
+        """Every token that was not forced is what the model says after all those before it."""
+        state = 0
+        for token in prompt:
+            state = follow(state, int(token))
+        for place, token in enumerate(self.done[rid]):
+            if place not in self.forced.get(rid, ()):
+                assert token == next_token(state, self.vocab), (rid, place)
+            state = follow(state, token)
 
     def finish(self, request) -> None:
         self.scheduler.remove(request)
