@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from .errors import HttpError
 
@@ -21,7 +21,7 @@ _SLACK = 4096
 def bounded(head_bytes: int) -> type[HttpToolsProtocol]:
     """uvicorn's protocol, which keeps all headers that a client sends for as long as it likes. This
     one answers 431 and hangs up once a head is larger than ``head_bytes``, and hangs up on who does
-    not finish one."""
+    not finish one. What is no HTTP is a 400 in the form of all errors."""
     limit = head_bytes + _SLACK
 
     class Bounded(HttpToolsProtocol):
@@ -55,7 +55,10 @@ def bounded(head_bytes: int) -> type[HttpToolsProtocol]:
             if self._head is None:
                 super().data_received(rest)
             else:
-                self._refuse()
+                self._refuse(HttpError(431, "the headers are too many or too large"))
+
+        def send_400_response(self, msg: str) -> None:
+            self._refuse(HttpError(400, msg.removesuffix(".")))
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
@@ -72,21 +75,35 @@ def bounded(head_bytes: int) -> type[HttpToolsProtocol]:
 
         def _await_head(self) -> None:
             if self._timer is None:
-                self._timer = self.loop.call_later(HEAD_S, self.transport.close)
+                self._timer = self.loop.call_later(HEAD_S, self._no_head)
+
+        def _no_head(self) -> None:
+            self._timer = None
+            if self._answering:  # it waits behind the request that is being answered
+                self._await_head()
+            elif self._head:
+                self._refuse(HttpError(408, f"the headers did not come within {HEAD_S:g} s"))
+            else:
+                self.transport.close()
+
+        @property
+        def _answering(self) -> bool:
+            cycle: Any = self.cycle
+            return cycle is not None and not cycle.response_complete
 
         def _have_head(self) -> None:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
 
-        def _refuse(self) -> None:
-            error = HttpError(431, "the headers are too many or too large")
-            body = msgspec.json.encode(error.body)
-            self.transport.write(
-                b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
-                b"content-type: application/json\r\nconnection: close\r\n"
-                b"content-length: " + str(len(body)).encode() + b"\r\n\r\n" + body
-            )
+        def _refuse(self, error: HttpError) -> None:
+            if not self._answering:  # else it would fall into that answer
+                body = msgspec.json.encode(error.body)
+                self.transport.write(
+                    STATUS_LINE[error.status]
+                    + b"content-type: application/json\r\nconnection: close\r\n"
+                    + b"content-length: %d\r\n\r\n%b" % (len(body), body)
+                )
             self._refused = True
             self._have_head()
             if self.transport.can_write_eof():

@@ -35,6 +35,7 @@ def bind_http(host: str, port: int) -> socket.socket:
     made = socket.socket(family, kind, proto)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _probe_peers(made)
         made.bind(address)
         made.listen(_BACKLOG)
         made.setblocking(False)
@@ -42,6 +43,15 @@ def bind_http(host: str, port: int) -> socket.socket:
         made.close()
         raise BackendError(f"cannot bind to http://{host}:{port}: {error.strerror}") from None
     return made
+
+
+def _probe_peers(listening: socket.socket) -> None:
+    """Have the system find out within a minute which peers are gone without a word. What a
+    listening socket is told holds for its connections."""
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):  # elsewhere the system's own pace
+            listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def is_loopback(host: str) -> bool:
