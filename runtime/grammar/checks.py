@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..protocol.errors import GrammarError
+from .checks_grammar import check_gbnf, is_lark
 from .checks_regex import language_of
 from .schema_lowering import lower_schema
 from .spec import Spec
@@ -23,4 +24,5 @@ def check_spec(spec: Spec) -> None:
         case "json_schema":
             lower_schema(spec.text)
         case "ebnf":
-            pass
+            if not is_lark(spec.text):
+                check_gbnf(spec.text)

@@ -6,6 +6,8 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import GrammarError
+from .checks_grammar import ROOT, check_gbnf, is_lark
+from .lexemes import lark_of, regular_rules, rules_over_lexemes
 from .llguidance_matcher import LLGuidanceGrammar, LLGuidanceMatcher, check, explain
 from .reachable import reachable_tree
 from .regex_tree import portable
@@ -122,14 +124,21 @@ def source_of(spec: Spec, vocabulary: Vocabulary) -> str:
     if spec.kind == "json_schema":
         return _schema_source(spec)
     if spec.kind == "ebnf":
-        from llguidance.gbnf_to_lark import any_to_lark
-
-        try:
-            return LLMatcher.grammar_from_lark(any_to_lark(spec.text))
-        except Exception as error:  # the converter raises bare Exceptions
-            raise GrammarError(*explain(str(error))) from None
+        return _grammar_source(spec.text)
     # Spelled as for every backend, so that all read the same language.
     return LLMatcher.grammar_from_regex(portable(reachable_tree(spec, vocabulary)))
+
+
+def _grammar_source(text: str) -> str:
+    from llguidance import LLMatcher
+
+    if is_lark(text):
+        return LLMatcher.grammar_from_lark(text)
+    rules = check_gbnf(text)
+    trees = regular_rules(rules)
+    if ROOT in trees:
+        return LLMatcher.grammar_from_regex(portable(trees[ROOT]))
+    return LLMatcher.grammar_from_lark(lark_of(rules_over_lexemes(rules, trees)))
 
 
 def _schema_source(spec: Spec) -> str:
