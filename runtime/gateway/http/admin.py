@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import Any
 
 from starlette.requests import Request
@@ -11,11 +12,12 @@ from starlette.responses import Response
 
 from ...protocol.errors import BackendError, RametError
 from ...version import version
-from ..control import flush_cache, server_info
+from ..control import FLUSH_WAIT_S, flush_cache, server_info
 from .answers import json_answer
 from .errors import RETRY_AFTER, HttpError, bad
 from .forms import AbortForm
 from .guard import is_admin
+from .held_program import HeldProgram
 from .metrics import CONTENT_TYPE_LATEST
 from .reading import read_form
 from .state import HttpState
@@ -23,6 +25,7 @@ from .state import HttpState
 log = logging.getLogger(__name__)
 
 _SCRAPE_WAIT_S = 2.0
+_MOST_FLUSH_WAIT_S = 300.0
 
 
 async def health(state: HttpState, _: Request) -> Response:
@@ -63,8 +66,19 @@ async def models(state: HttpState, request: Request) -> Response:
 
 
 async def info(state: HttpState, _: Request) -> Response:
+    """What runs here and how full it is; also under the names that SGLang's clients look for."""
     live = state.need()
-    return json_answer({**await server_info(live.service), "model_path": live.model_path})
+    found = await server_info(live.service)
+    found["programs"] += sum(isinstance(run, HeldProgram) for run in state.runs.values())
+    found |= {
+        "model_path": live.model_path,
+        "served_model_name": live.model,
+        "tokenizer_path": live.tokenizer_path or live.model_path,
+        "http_requests": len(state.runs),
+        "max_total_num_tokens": found.get("pages", {}).get("total"),
+        "internal_states": [],
+    }
+    return json_answer(found)
 
 
 async def model_info(state: HttpState, _: Request) -> Response:
@@ -74,6 +88,8 @@ async def model_info(state: HttpState, _: Request) -> Response:
             "model_path": live.model_path,
             "tokenizer_path": live.tokenizer_path or live.model_path,
             "is_generation": True,
+            "has_image_understanding": False,
+            "has_audio_understanding": False,
             "served_model_name": live.model,
             "max_model_len": live.executor.context_length,
             "preferred_sampling_params": dict(live.defaults) or None,
@@ -96,16 +112,30 @@ async def abort(state: HttpState, request: Request) -> Response:
     return json_answer({"aborted": len(runs)})
 
 
-async def flush(state: HttpState, _: Request) -> Response:
-    """Waits for running requests to end; refuses with 400 when that takes too long."""
+async def flush(state: HttpState, request: Request) -> Response:
+    """Waits for running requests to end, for ``timeout`` seconds where the query says so; refuses
+    with 400 when that takes too long."""
     live = state.need()
+    wait_s = _timeout(request.query_params.get("timeout"))
     try:
-        data = await flush_cache(live.executor.engine)
+        data = await flush_cache(live.executor.engine, wait_s)
     except BackendError:
         raise
     except RametError as error:
         raise bad(f"the cache is not flushed: {error.message}") from None
     return json_answer({"success": True, **data})
+
+
+def _timeout(given: str | None) -> float:
+    if given is None:
+        return FLUSH_WAIT_S
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= _MOST_FLUSH_WAIT_S:
+        raise bad(f"timeout must be in [0, {_MOST_FLUSH_WAIT_S:g}] seconds", "timeout")
+    return seconds
 
 
 async def metrics(state: HttpState, _: Request) -> Response:
@@ -116,4 +146,5 @@ async def metrics(state: HttpState, _: Request) -> Response:
             found = await asyncio.wait_for(engine.ask("info"), _SCRAPE_WAIT_S)
         except (TimeoutError, BackendError) as error:
             log.info("metrics without the engine's: %s", error)
-    return Response(state.metrics.text(found), media_type=CONTENT_TYPE_LATEST)
+    up = state.health() is None
+    return Response(state.metrics.text(found, up), media_type=CONTENT_TYPE_LATEST)

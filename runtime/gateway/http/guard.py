@@ -9,7 +9,7 @@ from .answers import error_answer
 from .errors import HttpError
 from .state import HttpState
 
-OPEN_PATHS = frozenset(("/health", "/ready"))
+OPEN_PATHS = frozenset(("/health", "/health_generate", "/ready"))
 """Asked by probes, which hold no key; they tell nothing of what clients do."""
 METRICS_PATHS = frozenset(("/metrics",))
 """Open, unless there is a key for them."""

@@ -109,21 +109,16 @@ async def test_what_runs_here(site):
     assert (card["id"], card["max_model_len"]) == ("fake", 512)
 
 
-async def test_flush_waits_or_refuses(site, monkeypatch):
+async def test_flush_waits_or_refuses(site):
     site.engine.refuse_flush = 2
     assert (await site.http.post("/flush_cache")).json()["success"]
-
-    async def impatient(engine):
-        return await control.flush_cache(engine, wait_s=0.05)
-
-    from ramet.runtime.gateway import control
-    from ramet.runtime.gateway.http import admin
-
-    monkeypatch.setattr(admin, "flush_cache", impatient)
     site.engine.refuse_flush = 10**6
-    reply = await site.http.get("/flush_cache")
+    reply = await site.http.get("/flush_cache", params={"timeout": 0.05})
     assert reply.status_code == 400
     assert "requests are running" in reply.json()["error"]["message"]
+    for wrong in ("x", "-1", "nan", "1e9"):
+        reply = await site.http.get("/flush_cache", params={"timeout": wrong})
+        assert "timeout must be in" in reply.json()["error"]["message"]
 
 
 async def test_the_server_describes_its_bodies(site):
