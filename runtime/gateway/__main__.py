@@ -102,7 +102,17 @@ def _attach(http: HttpServer, gateway: Gateway, config: EngineConfig) -> None:
     from .http.state import Live, defaults_of
 
     defaults = defaults_of(gateway.sampling_defaults)
-    http.state.attach(Live(gateway.service, config.model_path, gateway.tokenizer_folder, defaults))
+    http.state.attach(
+        Live(
+            gateway.service,
+            config.model_path,
+            gateway.tokenizer_folder,
+            defaults,
+            tool_parser=config.tool_call_parser,
+            reasoning_parser=config.reasoning_parser,
+            trust_template=config.trust_request_chat_template,
+        )
+    )
 
 
 if __name__ == "__main__":

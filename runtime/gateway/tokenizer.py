@@ -48,7 +48,8 @@ class Tokenizer:
         self.eos_ids = tuple(eos_ids)
         self.bos_id = bos_id
         self.chat_template = chat_template
-        self._named_tokens = dict(named_tokens or {})
+        self.named_tokens = dict(named_tokens or {})
+        """What templates know by names such as ``bos_token``."""
         added = inner.get_added_tokens_decoder()
         self._special = {token.content: i for i, token in added.items() if token.special}
         self.special_ids = frozenset(self._special.values())
@@ -188,7 +189,7 @@ class Tokenizer:
     @cached_property
     def template(self) -> ChatTemplate:
         """The chat template. Raises `ProgramError` for a model that has none."""
-        return ChatTemplate(self.chat_template, self._named_tokens)
+        return ChatTemplate(self.chat_template, self.named_tokens)
 
     def apply_chat_template(
         self,

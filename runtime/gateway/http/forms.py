@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from .constrained import constraint_of
 from .errors import bad
 
 MOST_LOGPROBS = 20
@@ -46,6 +47,7 @@ class OpenAIForm(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
+    priority: int | str | None = None
     request_id: str | None = None
 
     def check(self) -> None:
@@ -93,6 +95,8 @@ class CompletionForm(OpenAIForm, kw_only=True):
     prompt: str | list[str | int | list[int]] | None = None
     logprobs: int | None = None
     echo: bool | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
 
     def check(self) -> None:
         super().check()
@@ -107,6 +111,9 @@ class CompletionForm(OpenAIForm, kw_only=True):
             if self.echo:
                 given["logprob_start_len"] = 0
         given["top_logprobs_num"] = max(self.logprobs or 0, self.prompt_logprobs or 0)
+        constraint = constraint_of(self.response_format, self.structured_outputs)
+        if constraint is not None:
+            given["constraint"] = msgspec.to_builtins(constraint)
         return given
 
     def prompts(self) -> list[str | list[int]]:
@@ -122,6 +129,16 @@ class ChatForm(OpenAIForm, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    separate_reasoning: bool | None = None
+    include_reasoning: bool | None = None
+    reasoning_effort: str | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     echo: bool | None = None
@@ -150,6 +167,14 @@ class ChatForm(OpenAIForm, kw_only=True):
         given["top_logprobs_num"] = max(self.top_logprobs or 0, self.prompt_logprobs or 0)
         return given
 
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """What the chat template gets beside the messages."""
+        given = dict(self.chat_template_kwargs or {})
+        if self.reasoning_effort is not None:
+            given.setdefault("reasoning_effort", self.reasoning_effort)
+        return given
+
 
 class NativeForm(msgspec.Struct, kw_only=True):
     """SGLang's ``/generate``."""
@@ -164,12 +189,16 @@ class NativeForm(msgspec.Struct, kw_only=True):
     return_text_in_logprobs: bool | None = None
     stream: bool | None = None
     cache_salt: str | None = None
+    priority: int | str | None = None
 
 
 class TokenizeForm(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None

@@ -14,6 +14,7 @@ from ...protocol.messages import Generated
 from ...protocol.meta import MetaInfo
 from ...protocol.sampling import ALIASES, FIELDS, sampling_from
 from .answers import Events, event, json_answer, while_connected
+from .constrained import of_sampling_params
 from .errors import bad, cut
 from .forms import NativeForm, as_prompts
 from .opening import opened
@@ -23,6 +24,7 @@ from .refused import refuse
 from .run import Run
 from .state import HttpState
 
+_CONSTRAINTS = frozenset(("regex", "json_schema", "ebnf"))
 _HARMLESS = ("spaces_between_special_tokens", "stream_interval", "sampling_seed")
 
 
@@ -77,9 +79,14 @@ def _rids(form: NativeForm, count: int) -> tuple[str, list[str]]:
 
 def _sampling(form: NativeForm, number: int, count: int) -> dict[str, Any]:
     params = _at("sampling_params", form.sampling_params, number, count) or {}
-    refuse(params)
+    refuse(params, _CONSTRAINTS)
     given: dict[str, Any] = {}
+    constraint = of_sampling_params(params)
+    if constraint is not None:
+        given["constraint"] = msgspec.to_builtins(constraint)
     for name, value in params.items():
+        if name in _CONSTRAINTS:
+            continue
         if name in FIELDS or name in ALIASES:
             given[name] = value
         elif value not in (None, False, "", []) and name not in _HARMLESS:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,24 @@ from ...protocol.errors import BadInputError
 from ..executor import EngineExecutor
 from ..generate import prompt_ids
 from ..request import IntArray
-from ..template import sentinel
-from ..tokenizer import Tokenizer
-from .errors import bad, cut
+from ..template import ChatTemplate
+from .conversation import is_plain, read_conversation
+from .errors import bad
+from .own_template import render_apart
+from .rendered import Marking, Rendered, by_skeleton
+from .tools.offered import told_in_words
 
-MOST_MESSAGES = 4096
 _LONG_CHARACTERS = 50_000
-_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")  # templates print it among their markers
-_TEXT_PARTS = ("text", "input_text", "output_text")
+_TOOLS = re.compile(r"\btools\b")
+_OURS = frozenset(("messages", "tools", "add_generation_prompt"))
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """``opening``: the text that it ends with, from behind the last message's content on."""
+
+    ids: IntArray
+    opening: str
 
 
 async def ids_of_prompt(
@@ -35,7 +46,7 @@ async def ids_of_prompt(
     else:
         encode = executor.tokenizer.encode
         ids = np.asarray(await _threaded(len(prompt), lambda: encode(prompt)), np.int32)
-    return _fitting(executor, ids)
+    return fitting(executor, ids)
 
 
 async def ids_of_messages(
@@ -47,85 +58,80 @@ async def ids_of_messages(
 ) -> IntArray:
     """Messages in the model's own form. ``answer`` opens the assistant's; ``go_on`` leaves the last
     one open. Special tokens are not parsed in contents. Raises `HttpError`, `BadInputError`."""
-    roles, contents = read_messages(messages)
-    size = sum(map(len, contents))
-    tokenizer = executor.tokenizer
-    ids = await _threaded(size, lambda: _rendered(tokenizer, roles, contents, answer, go_on))
-    return _fitting(executor, ids)
+    return (await prompt_of_messages(executor, messages, answer=answer, go_on=go_on)).ids
 
 
-def read_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], list[str]]:
-    """Roles and contents. Raises `HttpError` that names the message which is wrong."""
-    if not 1 <= len(messages) <= MOST_MESSAGES:
-        raise bad(f"1 to {MOST_MESSAGES} messages are needed, not {len(messages)}", "messages")
-    roles: list[str] = []
-    contents: list[str] = []
-    for number, message in enumerate(messages):
-        role = message.get("role")
-        if not isinstance(role, str) or not _ROLE.fullmatch(role):
-            raise bad(f"messages[{number}].role must be the name of a role", "messages")
-        if message.get("tool_calls"):
-            raise bad(f"messages[{number}].tool_calls: tools are not supported yet", "messages")
-        roles.append("system" if role == "developer" else role)
-        contents.append(_content(message.get("content"), number, role))
-    return tuple(roles), contents
-
-
-def _content(content: Any, number: int, role: str) -> str:
-    if isinstance(content, str):
-        return content
-    if content is None and role == "assistant":
-        return ""
-    if not isinstance(content, list):
-        raise bad(f"messages[{number}].content must be a text or a list of parts", "messages")
-    texts: list[str] = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in _TEXT_PARTS:
-            what = cut(str(kind), 40)
-            raise bad(f"messages[{number}].content: parts of type {what} are not supported",
-                      "messages")  # fmt: skip
-        text = part.get("text")
-        if not isinstance(text, str):
-            raise bad(f"messages[{number}].content: a part's text must be a string", "messages")
-        texts.append(text)
-    return "\n".join(texts)
-
-
-def _rendered(
-    tokenizer: Tokenizer, roles: tuple[str, ...], contents: list[str], answer: bool, go_on: bool
-) -> IntArray:
-    template = tokenizer.template
-    form = template.skeleton(roles, answer and not go_on)
-    padded = template.skeleton(roles, answer and not go_on, padded=True)
-    last = len(roles) - 1
-    if go_on:
-        head, found, _ = form.partition(sentinel(last))
-        form = head + found
-    segments: list[tuple[str, bool]] = []
-    shown: set[int] = set()
-    for place, piece in enumerate(re.split("\ue000([0-9]+)\ue001", form)):
-        if place % 2 == 0:
-            segments.append((piece, True))
-            continue
-        number = int(piece)
-        if number in shown:
-            raise BadInputError("the chat template shows a message twice", param="messages")
-        shown.add(number)
-        text = contents[number]
-        if f" {sentinel(number)} " not in padded:  # the template strips it
-            text = text.lstrip() if go_on and number == last else text.strip()
-        segments.append((text, False))
-    for number, text in enumerate(contents):
-        if text and number not in shown:
-            raise BadInputError(
-                f"the chat template has no place for messages[{number}], of role {roles[number]!r}",
-                param="messages",
+async def prompt_of_messages(
+    executor: EngineExecutor,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    answer: bool = True,
+    go_on: bool = False,
+    tools: Sequence[Mapping[str, Any]] = (),
+    variables: Mapping[str, Any] | None = None,
+    template: str | None = None,
+    then: Callable[[str], str] | None = None,
+) -> ChatPrompt:
+    """The same with ``tools`` offered, more ``variables`` for the template, another ``template``
+    (rendered apart, as it is not trusted), and what ``then`` makes of the opening as the beginning
+    of the answer."""
+    conversation = read_conversation(messages)
+    for name in variables or ():
+        if name in _OURS:
+            raise bad(
+                f"chat_template_kwargs: {name} has a field of its own", "chat_template_kwargs"
             )
-    return np.asarray(tokenizer.encode_segments(segments), np.int32)
+    rendered = await _rendered(
+        executor, conversation, answer and not go_on, go_on, tools, dict(variables or {}), template
+    )
+    begun = "" if then is None else then(rendered.opening)
+    segments = [*rendered.segments, *([(begun, True)] if begun else [])]
+    size = sum(len(text) for text, _ in segments)
+    encode = executor.tokenizer.encode_segments
+    ids = await _threaded(size, lambda: np.asarray(encode(segments), np.int32))
+    return ChatPrompt(fitting(executor, ids), rendered.opening)
 
 
-def _fitting(executor: EngineExecutor, ids: IntArray) -> IntArray:
+async def _rendered(
+    executor: EngineExecutor,
+    messages: list[dict[str, Any]],
+    answer: bool,
+    go_on: bool,
+    tools: Sequence[Mapping[str, Any]],
+    variables: dict[str, Any],
+    own: str | None,
+) -> Rendered:
+    tokenizer = executor.tokenizer
+    if own is None:
+        template = tokenizer.template
+        if (tools or not is_plain(messages)) and not _TOOLS.search(template.source):
+            messages = told_in_words(messages, tools, _has_system(template))
+            tools = ()
+        if not tools and not variables and is_plain(messages):
+            return by_skeleton(template, messages, answer, go_on)
+    asked: dict[str, Any] = {
+        **variables,
+        "messages": messages,
+        "add_generation_prompt": answer,
+        **({"tools": tools} if tools else {}),
+    }
+    source = tokenizer.template.source if own is None else own
+    marking = Marking(tokenizer, source, asked, go_on)
+    if own is None:
+        return marking.cut(tokenizer.template.render(**marking.variables))
+    return marking.cut(await render_apart(own, tokenizer.named_tokens, marking.variables))
+
+
+def _has_system(template: ChatTemplate) -> bool:
+    try:
+        template.skeleton(("system", "user"), True)
+    except BadInputError:
+        return False
+    return True
+
+
+def fitting(executor: EngineExecutor, ids: IntArray) -> IntArray:
+    """The same ids. Raises `HttpError` when they are beyond the context."""
     if len(ids) > executor.context_length:
         raise bad(
             f"This model's maximum context length is {executor.context_length} tokens. However,"

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from ..origin import set_priority
 from .errors import HttpError, bad, cut
 from .refused import note_unknown, refuse
 
@@ -33,8 +34,10 @@ async def read_form(request: Request, form: type[Form], most_bytes: int) -> Form
 
 
 def convert(body: dict[str, Any], form: type[Form]) -> Form:
-    refuse(body)
-    note_unknown(body, frozenset(form.__struct_fields__))
+    known = frozenset(form.__struct_fields__)
+    refuse(body, known)
+    note_unknown(body, known)
+    set_priority(body.get("priority"))
     try:
         return msgspec.convert(body, form)
     except msgspec.ValidationError as error:

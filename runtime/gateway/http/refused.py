@@ -10,24 +10,21 @@ from .errors import bad, cut
 
 log = logging.getLogger(__name__)
 
-_CONSTRAINED = "constrained decoding is not supported"
+_WRITE = "this field is of the past; write structured_outputs: "
+_NATIVE = "only /generate takes this in sampling_params; write structured_outputs: "
 _REFUSED = {
-    **dict.fromkeys(
-        (
-            "structured_outputs",
-            "guided_json",
-            "guided_regex",
-            "guided_choice",
-            "guided_grammar",
-            "guided_decoding_backend",
-            "guided_whitespace_pattern",
-            "structural_tag",
-            "regex",
-            "json_schema",
-            "ebnf",
-        ),
-        _CONSTRAINED,
-    ),
+    "guided_json": _WRITE + '{"json": …}',
+    "guided_regex": _WRITE + '{"regex": …}',
+    "guided_choice": _WRITE + '{"choice": […]}',
+    "guided_grammar": _WRITE + '{"grammar": …}',
+    "guided_json_object": _WRITE + '{"json_object": true}',
+    "guided_decoding_backend": "the server chooses; see its grammar_backend setting",
+    "guided_whitespace_pattern": "blanks in JSON are bounded by the server",
+    "structured_outputs": "it is not supported here",
+    "structural_tag": "it is not supported; write structured_outputs with json or grammar",
+    "regex": _NATIVE + '{"regex": …}',
+    "json_schema": _NATIVE + '{"json": …}',
+    "ebnf": _NATIVE + '{"grammar": …}',
     "use_beam_search": "beam search is not supported",
     "suffix": "filling in the middle is not supported",
     "functions": "functions are not supported",
@@ -56,41 +53,33 @@ _REFUSED = {
     "no_stop_trim": "use include_stop_str_in_output",
     "return_hidden_states": "it is not supported",
     "session_params": "sessions are not supported",
-    "priority": "priorities are not supported",
     "prediction": "predicted outputs are not supported",
     "web_search_options": "web search is not supported",
 }
+_NO_TOOLS = (None, "none", "auto")
 _EMPTY = (None, False, 0, "", [], {})
 
 
-def refuse(body: Mapping[str, Any]) -> None:
-    """Raises `HttpError` (400) for the first field that asks for what is not there."""
+def refuse(body: Mapping[str, Any], known: frozenset[str] = frozenset()) -> None:
+    """Raises `HttpError` (400) for the first field that asks for what is not there. ``known``: the
+    fields of the request's own form, which looks at them itself."""
     for name, why in _REFUSED.items():
-        value = body.get(name)
-        if value not in _EMPTY:
+        if name not in known and body.get(name) not in _EMPTY:
             raise bad(f"{name}: {why}", name)
     best_of = body.get("best_of")
     if best_of not in (None, 1):
         raise bad("best_of: only 1 is supported", "best_of")
     form = body.get("response_format")
-    if form is not None and not (isinstance(form, dict) and form.get("type") == "text"):
-        raise bad(f"response_format: {_CONSTRAINED}; only type text is", "response_format")
+    plain = form is None or (isinstance(form, dict) and form.get("type") == "text")
+    if "response_format" not in known and not plain:
+        raise bad("response_format: only type text is supported here", "response_format")
     modalities = body.get("modalities")
     if modalities not in (None, [], ["text"]):
         raise bad("modalities: only text is supported", "modalities")
-    _refuse_tools(body)
-
-
-def _refuse_tools(body: Mapping[str, Any]) -> None:
-    tools, choice = body.get("tools"), body.get("tool_choice")
-    if tools is not None and (not isinstance(tools, list) or not tools):
-        raise bad("tools must be a list of at least one tool", "tools")
-    if tools is None and choice not in (None, "none", "auto"):
-        raise bad("tool_choice needs tools", "tool_choice")
-    if choice not in (None, "none", "auto"):
-        raise bad(f"tool_choice: {_CONSTRAINED}, so no tool can be required", "tool_choice")
-    if tools and choice != "none":
-        raise bad("tools: calling tools is not supported yet; tool_choice none is", "tools")
+    if "tools" not in known:
+        for name, unset in (("tools", _EMPTY), ("tool_choice", _NO_TOOLS)):
+            if body.get(name) not in unset:
+                raise bad(f"{name}: only chat completions and responses call tools", name)
 
 
 def note_unknown(body: Mapping[str, Any], known: frozenset[str]) -> None:

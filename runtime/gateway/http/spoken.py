@@ -21,13 +21,20 @@ Spoken: TypeAlias = Thought | Content | CallBegin | CallArguments
 
 
 class Speech:
-    """Both parsers of one sample, in a row. Pieces give the same as the whole text at once."""
+    """Both parsers of one sample, in a row. Pieces give the same as the whole text at once.
+    ``given``: a beginning of the answer that the prompt holds already."""
 
     def __init__(
-        self, reasoning: ReasoningParser | None = None, tools: ToolParser | None = None
+        self,
+        reasoning: ReasoningParser | None = None,
+        tools: ToolParser | None = None,
+        given: str = "",
     ) -> None:
         self._reasoning = reasoning
         self._tools = tools
+        self._early: list[Spoken] = []
+        if given:
+            self._early = self.push(given)
 
     @property
     def called(self) -> bool:
@@ -36,17 +43,24 @@ class Speech:
 
     def push(self, text: str) -> list[Spoken]:
         """What a piece of text makes certain."""
+        if self._reasoning is None and self._tools is None:
+            return [Content(text)] if text else []
+        found, self._early = self._early, []
         if self._reasoning is None:
-            return self._answered(text)
+            return found + self._answered(text)
         thought, answer = self._reasoning.push(text)
-        return [*([Thought(thought)] if thought else []), *self._answered(answer)]
+        if thought:
+            found.append(Thought(thought))
+        return found + self._answered(answer)
 
     def finish(self) -> list[Spoken]:
         """What is left when no more text comes."""
-        found: list[Spoken] = []
+        found, self._early = self._early, []
         if self._reasoning is not None:
             thought, answer = self._reasoning.finish()
-            found += [*([Thought(thought)] if thought else []), *self._answered(answer)]
+            if thought:
+                found.append(Thought(thought))
+            found += self._answered(answer)
         if self._tools is not None:
             found += self._tools.finish()
         return found

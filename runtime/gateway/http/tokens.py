@@ -7,11 +7,13 @@ from starlette.responses import Response
 
 from ..logprobs import token_text
 from .answers import json_answer
+from .asked import ask
 from .errors import bad
 from .forms import DetokenizeForm, TokenizeForm
-from .prompts import ids_of_messages, ids_of_prompt
+from .prompts import ids_of_prompt
 from .reading import read_form
 from .state import HttpState
+from .tools.offered import read_offer
 
 
 async def tokenize(state: HttpState, request: Request) -> Response:
@@ -24,7 +26,16 @@ async def tokenize(state: HttpState, request: Request) -> Response:
     if form.messages is not None:
         go_on = bool(form.continue_final_message)
         answer = form.add_generation_prompt is not False and not go_on
-        ids = await ids_of_messages(executor, form.messages, answer=answer, go_on=go_on)
+        asked = await ask(
+            live,
+            form.messages,
+            offer=read_offer(form.tools, None, None),
+            answer=answer,
+            go_on=go_on,
+            variables=form.chat_template_kwargs,
+            template=form.chat_template,
+        )
+        ids = asked.ids
     elif form.prompt:
         start = form.add_special_tokens is not False
         ids = await ids_of_prompt(executor, form.prompt, start=start)

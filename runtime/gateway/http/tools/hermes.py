@@ -10,6 +10,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 class HermesParser(JsonCallParser):
     marks = (OPEN, CLOSE)
+    opening = OPEN + "\n"
 
     def _read(self) -> Reads[None]:
         marks: tuple[str, ...] = (OPEN,)

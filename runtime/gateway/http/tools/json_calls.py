@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import ClassVar
 
 from .machine import NotACallError, Reads, ToolParser
 
@@ -16,8 +17,11 @@ _KEY_CHARACTERS = 256
 class JsonCallParser(ToolParser):
     """Reads ``{"name": …, "arguments": {…}}`` in any order of keys, alone or in arrays."""
 
-    only_known_names = False
+    only_known_names: ClassVar[bool] = False
     """Whether an object is a call only when a tool of that name was offered."""
+    opening: ClassVar[str | None] = None
+    """What stands before the object of a call; ``None`` where a call is no object."""
+    arguments_key: ClassVar[str] = "arguments"
 
     def _one_or_many(self, first: str) -> Reads[None]:
         """A call's object or an array of them, whose first character is ``first``."""

@@ -13,6 +13,8 @@ class Llama3Parser(JsonCallParser):
     with a name that no tool has is content."""
 
     marks = (TAG,)
+    opening = ""
+    arguments_key = "parameters"
     only_known_names = True
 
     def _read(self) -> Reads[None]:

@@ -37,6 +37,8 @@ class ToolParser(ABC):
 
     marks: ClassVar[tuple[str, ...]] = ()
     """Texts that are special tokens in some vocabularies, and must be seen all the same."""
+    short_ids: ClassVar[bool] = False
+    """Whether the templates of these models want ids of nine letters and digits."""
 
     def __init__(self, names: Collection[str] = (), most: int | None = None) -> None:
         self.names = frozenset(names)

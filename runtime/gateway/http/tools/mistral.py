@@ -10,6 +10,8 @@ OPEN, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 class MistralParser(JsonCallParser):
     marks = (OPEN, ID, ARGUMENTS)
+    opening = OPEN + " ["
+    short_ids = True
 
     def _read(self) -> Reads[None]:
         while True:

@@ -45,6 +45,7 @@ async def test_what_is_no_json_object_is_refused(site, path):
         checked(await site.http.post(path, content=data), 400)
 
 
+TOOL = {"type": "function", "function": {"name": "a"}}
 WRONG = (
     (COMPLETIONS, COMPLETION, (
         {"prompt": 3}, {"prompt": [1, "a"]}, {"prompt": []}, {"max_tokens": "many"},
@@ -52,7 +53,11 @@ WRONG = (
         {"temperature": [1]}, {"top_p": 7}, {"seed": 10**30}, {"stop": ["x"] * 10_000},
         {"stop": [""]}, {"stop_token_ids": [10**9]}, {"logit_bias": {"x": 1}},
         {"logit_bias": {"99999": 1}}, {"logprobs": 1000}, {"best_of": 2}, {"suffix": "x"},
-        {"use_beam_search": True}, {"guided_regex": "a+"}, {"structured_outputs": {"regex": "a"}},
+        {"use_beam_search": True}, {"guided_regex": "a+"}, {"structured_outputs": {"regex": 3}},
+        {"structured_outputs": {"regex": "a", "json": {}}}, {"structured_outputs": {}},
+        {"structured_outputs": {"choice": []}}, {"structured_outputs": {"structural_tag": "x"}},
+        {"response_format": {"type": "json_schema"}}, {"response_format": {"type": "xml"}},
+        {"structured_outputs": {"regex": "("}}, {"tools": [{}]}, {"tool_choice": "required"},
         {"stream_options": {"include_usage": True}},
     )),
     (CHATS, CHAT, (
@@ -61,13 +66,18 @@ WRONG = (
         {"messages": [{"role": "\ue0007\ue001", "content": "b"}]},
         {"messages": [{"role": ["user"], "content": "b"}]},
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-        {"response_format": {"type": "json_object"}}, {"tools": []},
-        {"tools": [{"type": "function"}]}, {"tool_choice": "required"}, {"top_logprobs": 2},
-        {"max_completion_tokens": 1.5}, {"chat_template": "{{ x }}"},
+        {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
+        {"messages": [{"role": "assistant", "reasoning_content": 3}]},
+        {"response_format": {"type": "json_schema"}}, {"tools": []}, {"tools": [{"type": "x"}]},
+        {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+        {"tools": [{"type": "function", "function": {"name": "a", "parameters": 3}}]},
+        {"tools": [TOOL, TOOL]}, {"tools": [{"type": "function"}]}, {"tool_choice": "required"},
+        {"top_logprobs": 2}, {"max_completion_tokens": 1.5}, {"chat_template": "{{ x }}"},
+        {"chat_template_kwargs": {"messages": []}}, {"chat_template_kwargs": 3},
     )),
     ("/generate", {"text": "a"}, (
         {"sampling_params": 3}, {"sampling_params": {"temperature": -1}},
-        {"sampling_params": {"regex": "a"}},
+        {"sampling_params": {"regex": "a", "ebnf": "b"}}, {"sampling_params": {"regex": 3}},
     )),
     ("/detokenize", {}, (
         {"tokens": [10**9]},
