@@ -20,8 +20,8 @@ from .decode import HEAD_BLOCK, tile_shape
 from .tree_kernels import merge_lists_kernel, shared_kernel, tails_kernel
 from .worklist import FIELDS, IntArray, ListShape, WorkList, list_shape
 
-SHARED_PROGRAMS, TAIL_PROGRAMS = 2, 4
-"""Programs of either kernel that a multiprocessor runs at once."""
+TAIL_PROGRAMS = 4
+"""Pieces of tails that a multiprocessor runs at once."""
 MOST_GROUP = 64
 """Query heads of a KV head, at most."""
 
@@ -76,8 +76,7 @@ def shape_for(
     require(group <= MOST_GROUP, f"{group} heads of one KV head are more than {MOST_GROUP}")
     rows, keys, _, _ = tile or shared_tile(head_dim, dtype)
     return list_shape(
-        heads, kv_heads, rows, keys, most_items, multiprocessors(device),
-        SHARED_PROGRAMS, TAIL_PROGRAMS,
+        heads, kv_heads, rows, keys, most_items, multiprocessors(device), TAIL_PROGRAMS
     )  # fmt: skip
 
 

@@ -25,6 +25,11 @@ FIELDS = 8
 SHORTEST = 128
 """Keys under which a piece of a segment is not worth its partial results."""
 SHORTEST_TAIL = 64
+STARTUP = 128
+"""Keys that take as long as beginning a piece of a segment and leaving its results."""
+LOADS = np.array([0.0, 1.0, 1.2, 2.2, 2.4])
+"""How long a multiprocessor takes for so many pieces of segments: two run side by side."""
+MOST_LOAD = len(LOADS) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +43,10 @@ class ListShape:
     """Rows (reader, head) of a piece of a segment, ..."""
     block_keys: int
     """... and keys that are taken at a time."""
-    shared_units: int
-    """Pieces of segments, times KV heads, that the device runs at once."""
+    processors: int
+    """Multiprocessors of the device."""
     tail_units: int
+    """Pieces of tails, times KV heads, that the device runs at once."""
     most_items: int
     most_shared: int
     most_readers: int
@@ -66,15 +72,13 @@ def list_shape(
     block_keys: int,
     most_items: int,
     processors: int,
-    shared_programs: int,
     tail_programs: int,
 ) -> ListShape:
     """The shape for up to ``most_items`` items on so many multiprocessors, each of which runs so
-    many programs of either kind at once."""
+    many programs of tails at once."""
     group = heads // kv_heads
-    shared_units, tail_units = processors * shared_programs, processors * tail_programs
-    pieces = ceil_div(shared_units, kv_heads)
-    # A full wave of pieces, and one more for whatever does not divide.
+    tail_units = processors * tail_programs
+    pieces = ceil_div(processors * MOST_LOAD, kv_heads)
     readers = 4 * most_items
     tails = most_items + ceil_div(tail_units, kv_heads)
     return ListShape(
@@ -82,10 +86,10 @@ def list_shape(
         group=group,
         block_rows=block_rows,
         block_keys=block_keys,
-        shared_units=shared_units,
+        processors=processors,
         tail_units=tail_units,
         most_items=most_items,
-        most_shared=pieces + ceil_div(readers * group, block_rows) + 2 * most_items,
+        most_shared=pieces + ceil_div(readers * group, block_rows) + ceil_div(most_items, 2),
         most_readers=readers,
         most_tails=tails,
         most_parts=tails + readers + pieces * ceil_div(block_rows, group),
@@ -147,7 +151,7 @@ def make_list(
     count = np.diff(reader_starts)
     lengths = ends - starts
     blocks = -(-count * group // shape.block_rows)
-    size = _piece(lengths, blocks * shape.kv_heads, shape.shared_units, SHORTEST, keys)
+    size = _piece(lengths, blocks * shape.kv_heads, shape.processors, keys)
     pieces = -(-lengths // size)
     # Equal pieces, each a whole number of tiles.
     each = -(-lengths // (np.maximum(pieces, 1) * keys)) * keys
@@ -155,7 +159,7 @@ def make_list(
 
     own = np.maximum(kv_lens - tails, 1)
     row_blocks = ceil_div(group, 16) * shape.kv_heads
-    size = _piece(own, np.full(items, row_blocks), shape.tail_units, SHORTEST_TAIL, keys)
+    size = _tail_piece(own, row_blocks, shape.tail_units, keys)
     own_pieces = -(-own // size)
 
     segment = np.repeat(np.arange(len(count)), count)
@@ -211,16 +215,30 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _piece(lengths: IntArray, weights: IntArray, units: int, shortest: int, keys: int) -> int:
-    """Keys of a piece, a whole number of tiles: the shortest that makes no more than one wave, if
-    every length is cut into pieces that each count ``weights`` times."""
+def _piece(lengths: IntArray, weights: IntArray, processors: int, keys: int) -> int:
+    """Keys of a piece of a segment, a whole number of tiles: what finishes first, if a length cut
+    into n pieces is n * ``weights`` programs."""
     if not len(lengths):
-        return shortest
+        return keys
     longest = int(lengths.max())
-    work = int(lengths.astype(np.int64) @ weights)
-    size = max(shortest, ceil_div(work, units))
+    # The longest in 1, 2, 3 … pieces.
+    sizes = -(-longest // (np.arange(1, 65) * keys)) * keys
+    sizes = np.unique(np.maximum(sizes, SHORTEST))[::-1]
+    units = weights @ -(-lengths[:, None] // sizes)
+    load = -(-units // processors)
+    load[0] = min(load[0], MOST_LOAD)  # there is no cutting into fewer
+    able = load <= MOST_LOAD
+    time = LOADS[load[able]] * (sizes[able] + STARTUP)
+    return int(sizes[able][time.argmin()])
+
+
+def _tail_piece(lengths: IntArray, weight: int, units: int, keys: int) -> int:
+    """Keys of a piece of a tail: the shortest with which all pieces, each ``weight`` programs, run
+    at once."""
+    longest = int(lengths.max())
+    size = max(SHORTEST_TAIL, ceil_div(int(lengths.sum(dtype=np.int64)) * weight, units))
     size = ceil_div(size, keys) * keys
-    while size < longest and int(-(-lengths // size) @ weights) > units:
+    while size < longest and int((-(-lengths // size)).sum()) * weight > units:
         size += max(keys, size // 8 // keys * keys)
     return size
 
