@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +29,7 @@ from ..protocol.messages import (
     StepOut,
 )
 from ..protocol.wire import Wire
+from .observer import Observer
 from .request import EngineRequest, Handle, IntArray
 
 log = logging.getLogger(__name__)
@@ -76,8 +76,7 @@ class EngineClient:
         socket.connect(address)
         self.address = address
         self.info: dict[str, Any] = {}
-        self.observe: Callable[[EngineRequest, float], None] = _unobserved
-        """Called with each request that ended, and when it began on the monotonic clock."""
+        self.observer = Observer()
         self._watch = self._loop.call_later(1.0, self._watch_silence)
 
     async def start(self, timeout_s: float = 300.0) -> dict[str, Any]:
@@ -137,6 +136,7 @@ class EngineClient:
         )
         self._requests[request.rid] = request
         self._send(request.submit())
+        self.observer.began()
         return request
 
     def abort(self, request: EngineRequest) -> None:
@@ -273,14 +273,21 @@ class EngineClient:
         requests = self._requests
         rids = np.frombuffer(step.rids, np.int64).tolist()
         touched: list[EngineRequest] = []
+        gaps: list[float] = []
+        now = self._heard
         for rid, token in zip(rids, np.frombuffer(step.tokens, np.int32).tolist()):
             request = requests.get(rid)
             if request is not None:
                 request.tokens.append(token)
+                if request.first_token_at is None:
+                    request.first_token_at = now
+                else:
+                    gaps.append(now - request.last_token_at)
+                request.last_token_at = now
                 if request.streaming:
                     touched.append(request)
-                elif request.first_token_at is None:
-                    request.first_token_at = self._heard
+        if gaps:
+            self.observer.gaps(gaps)
         if step.logprobs is not None:
             self._add_logprobs(step, rids)
         for piece in step.prompts:
@@ -301,10 +308,6 @@ class EngineClient:
             if request is not None and request.sampling.logprobs:
                 request.logprobs.append(value)
                 request.tops.append(step.tops.get(column))
-
-
-def _unobserved(request: EngineRequest, began: float) -> None:
-    del request, began
 
 
 def _failure(finish: Finish) -> RametError | None:

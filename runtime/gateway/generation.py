@@ -54,11 +54,14 @@ class Generation:
     program: int = 0
     name: str | None = None
     """``id`` in the meta info; by default made of the program's and the request's number."""
+    counts_prompt: bool = True
+    """For metrics: of several samples, the first counts the prompt."""
 
     def sample(self, index: int) -> Generation:
         """The same for another sample: with a seed of its own."""
         seed = (self.sampling.seed + index) & MAX_SEED
-        return replace(self, sampling=msgspec.structs.replace(self.sampling, seed=seed))
+        sampling = msgspec.structs.replace(self.sampling, seed=seed)
+        return replace(self, sampling=sampling, counts_prompt=index == 0)
 
     async def run(self, on_piece: OnPiece | None = None) -> Sample:
         """Raises what the engine reports. Cancelled, it aborts the request."""
@@ -79,7 +82,7 @@ class Generation:
                 text.more()
         finally:
             self.engine.abort(request)
-            self.engine.observe(request, began)
+            self.engine.observer.ended(request, began, self.counts_prompt)
         finish = request.finish
         assert finish is not None
         whole = text.end(finish)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -57,6 +56,7 @@ class EngineRequest:
         "finish",
         "first_token_at",
         "keep",
+        "last_token_at",
         "logprobs",
         "namespace",
         "origin",
@@ -102,6 +102,7 @@ class EngineRequest:
         self.finish: Finish | None = None
         self.error: RametError | None = None
         self.first_token_at: float | None = None
+        self.last_token_at = 0.0
         self._fresh = False
         self._waiter: asyncio.Future[None] | None = None
 
@@ -134,8 +135,6 @@ class EngineRequest:
     def wake(self) -> None:
         """Something has come."""
         self._fresh = True
-        if self.first_token_at is None and self.tokens:
-            self.first_token_at = time.monotonic()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

@@ -3,127 +3,181 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from ...protocol.errors import AbortedError, QueueFullError
+from ..observer import Observer
 from ..request import EngineRequest
+from .series import TOKENS, Counter, Gauge, Histogram, histogram_family
 
 __all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
 
-_SECONDS = (
-    0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5,
-    0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
-)  # fmt: skip
-_TOKENS = tuple(float(d * 10**e) for e in range(6) for d in (1, 2, 5))
-_LABELS = ("model_name", "engine")
 _OURS, _THEIRS = "ramet:", "vllm:"
+_REASONS = ("stop", "length", "abort", "error", "rejected")
 
 
-class Metrics:
-    """All metrics of one server, under our names and those of vLLM that tools look for.
+class Metrics(Observer):
+    """All metrics of one server, under our names, and with ``vllm_names`` also under those of vLLM
+    that tools look for.
 
-    A request counts when it ends. Its inter-token latency is the mean over its tokens.
+    A request counts when it ends. When nothing runs, requests received are those that ended, by
+    reason, and tokens are those of all replies' usage.
     """
 
     def __init__(self, vllm_names: bool = True) -> None:
         self.model = ""
-        self._registry = inner = CollectorRegistry()
-        if vllm_names:
-            self._registry = CollectorRegistry()
-            self._registry.register(_Aliases(inner))
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(_OURS + name, text, (*_LABELS, *labels), registry=inner)
-
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(_OURS + name, text, _LABELS, registry=inner)
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
-            return Histogram(_OURS + name, text, _LABELS, registry=inner, buckets=buckets)
-
-        self._running = gauge("num_requests_running", "Requests in the running batch.")
-        self._waiting = gauge("num_requests_waiting", "Requests that wait to be admitted.")
-        self._usage = gauge("kv_cache_usage_perc", "Share of KV slots in use, from 0 to 1.")
-        self._queries = counter("prefix_cache_queries", "Prompt tokens looked up in the tree.")
-        self._hits = counter("prefix_cache_hits", "Prompt tokens found in the tree.")
-        self._prompt = counter("prompt_tokens", "Prompt tokens, the cached ones included.")
-        self._generated = counter("generation_tokens", "Tokens generated.")
-        self._preempted = counter("num_preemptions", "Requests retracted when KV ran out.")
-        self._ended = counter("request_success", "Requests that ended, by reason.",
-                              "finished_reason")  # fmt: skip
-        self._refused = counter("requests_rejected", "Requests refused as too many at a time.")
-        self._ttft = histogram("time_to_first_token_seconds", "From submission to first token.")
-        self._itl = histogram("inter_token_latency_seconds", "Mean time between tokens.")
-        self._tpot = histogram("request_time_per_output_token_seconds", "The same, by request.")
-        self._e2e = histogram("e2e_request_latency_seconds", "From submission to the end.")
-        self._prompts = histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
-        self._outputs = histogram(
-            "request_generation_tokens", "Generated tokens of a request.", _TOKENS
-        )
+        self._registry = CollectorRegistry()
+        self._registry.register(_Shown(self, vllm_names))
+        self._info: Mapping[str, Any] = {}
         self._retracted = 0
 
-    def finished(self, request: EngineRequest, began: float) -> None:
-        """A request ended now, in one way or another. ``began`` is on the monotonic clock."""
-        finish, generated = request.finish, len(request.tokens)
-        reason = "abort" if finish is None else finish.reason
-        if request.error is not None:
-            reason = "abort" if finish is not None and finish.reason == "abort" else "error"
-        now = time.monotonic()
-        prompt = len(request.prompt)
-        self._of(self._prompt).inc(prompt)
-        self._of(self._queries).inc(prompt)
-        self._of(self._hits).inc(finish.cached_tokens if finish is not None else 0)
-        self._of(self._generated).inc(generated)
-        self._ended.labels(self.model, "0", reason).inc()
-        self._of(self._prompts).observe(prompt)
-        self._of(self._outputs).observe(generated)
-        self._of(self._e2e).observe(now - began)
+        self._running = Gauge("num_requests_running", "Requests in the running batch.")
+        self._waiting = Gauge("num_requests_waiting", "Requests that wait to be admitted.")
+        self._usage = Gauge("kv_cache_usage_perc", "Share of KV slots in use, from 0 to 1.")
+        self._up = Gauge("engine_up", "Whether the engine answers.")
+        self._queries = Counter("prefix_cache_queries", "Prompt tokens looked up in the tree.")
+        self._hits = Counter("prefix_cache_hits", "Prompt tokens found in the tree.")
+        self._prompt = Counter("prompt_tokens", "Prompt tokens, the cached ones included.")
+        self._sources = Counter(
+            "prompt_tokens_by_source", "Prompt tokens, by where their KV came from.",
+            "source", ("local_compute", "local_cache_hit"),
+        )  # fmt: skip
+        self._cached = Counter("prompt_tokens_cached", "Prompt tokens whose KV was cached.")
+        self._generated = Counter("generation_tokens", "Tokens generated.")
+        self._preempted = Counter("num_preemptions", "Requests retracted when KV ran out.")
+        self._received = Counter("requests_received", "Requests sent to the engine.")
+        self._ended = Counter(
+            "request_success", "Requests that ended, by reason.", "finished_reason", _REASONS
+        )
+        self._aborted = Counter("requests_aborted", "Requests that were aborted.")
+        self._refused = Counter(
+            "requests_rejected", "Requests refused because there were too many.",
+            "reason", ("queue", "connections"),
+        )  # fmt: skip
+        self._restarts = Counter("engine_restarts", "Times that the engine came back.")
+        self._ttft = Histogram("time_to_first_token_seconds", "From arrival to first token.")
+        self._itl = Histogram("inter_token_latency_seconds", "Between tokens of a request.")
+        self._tpot = Histogram(
+            "request_time_per_output_token_seconds", "Mean time between tokens, by request."
+        )
+        self._e2e = Histogram("e2e_request_latency_seconds", "From arrival to the end.")
+        self._queue = Histogram("request_queue_time_seconds", "From arrival to admission.")
+        self._prefill = Histogram("request_prefill_time_seconds", "Admission to first token.")
+        self._decode = Histogram("request_decode_time_seconds", "From first token to the end.")
+        self._inference = Histogram("request_inference_time_seconds", "Admission to the end.")
+        self._prompts = Histogram("request_prompt_tokens", "Prompt tokens of a request.", TOKENS)
+        self._outputs = Histogram(
+            "request_generation_tokens", "Generated tokens of a request.", TOKENS
+        )
+        self._wanted = Histogram("request_params_max_tokens", "Tokens asked for.", TOKENS)
+
+    # --- as requests come and go ---
+
+    def began(self) -> None:
+        self._received.add()
+
+    def gaps(self, seconds: Sequence[float]) -> None:
+        self._itl.extend(seconds)
+
+    def ended(self, request: EngineRequest, began: float, counts_prompt: bool) -> None:
+        finish, error = request.finish, request.error
+        reason = "abort" if finish is None and error is None else "error"
+        if isinstance(error, QueueFullError):
+            reason = "rejected"
+            self._refused.add(1, "queue")
+        elif isinstance(error, AbortedError):
+            reason = "abort"
+        elif finish is not None and error is None:
+            reason = finish.reason
+        if reason == "abort":
+            self._aborted.add()
+        self._ended.add(1, reason)
         first = request.first_token_at
+        if first is None and (finish is None or error is not None):
+            return  # nothing of it was computed, as far as anybody was told
+        now = time.monotonic()
+        prompt, cached = len(request.prompt), 0 if finish is None else finish.cached_tokens
+        self._queries.add(prompt)
+        self._hits.add(cached)
+        if counts_prompt:
+            self._prompt.add(prompt)
+            self._cached.add(cached)
+            self._sources.add(cached, "local_cache_hit")
+            self._sources.add(prompt - cached, "local_compute")
+        generated = len(request.tokens)
+        self._generated.add(generated)
+        self._prompts.add(prompt)
+        self._outputs.add(generated)
+        self._wanted.add(request.sampling.max_new_tokens)
+        self._e2e.add(now - began)
         if first is not None:
-            self._of(self._ttft).observe(first - began)
+            self._ttft.add(first - began)
             if generated > 1:
-                gap = (now - first) / (generated - 1)
-                self._of(self._itl).observe(gap)
-                self._of(self._tpot).observe(gap)
+                self._tpot.add((request.last_token_at - first) / (generated - 1))
+        if finish is not None:
+            self._queue.add(finish.queue_s)
+            self._prefill.add(finish.prefill_s)
+            self._decode.add(finish.decode_s)
+            self._inference.add(finish.prefill_s + finish.decode_s)
 
     def rejected(self) -> None:
-        self._of(self._refused).inc()
+        """A request was refused before it reached the engine's queue."""
+        self._refused.add(1, "connections")
 
-    def text(self, info: Mapping[str, Any]) -> bytes:
-        """Everything as text. ``info`` is what the engine says of itself."""
-        requests, pages = info.get("requests") or {}, info.get("pages") or {}
-        self._of(self._running).set(requests.get("running", 0))
-        self._of(self._waiting).set(requests.get("waiting", 0))
-        self._of(self._usage).set(pages.get("held", 0) / max(1, pages.get("total", 1)))
-        retracted = int(info.get("retracted", 0))
-        self._of(self._preempted).inc(max(0, retracted - self._retracted))
-        self._retracted = retracted
-        for metric in (self._queries, self._hits, self._prompt, self._generated, self._refused):
-            self._of(metric)
+    def restarted(self) -> None:
+        """The engine was gone and is back."""
+        self._restarts.add()
+
+    # --- as text ---
+
+    def text(self, info: Mapping[str, Any], up: bool = True) -> bytes:
+        """Everything as text. ``info`` is what the engine says of itself; empty: nothing now."""
+        if info:
+            pages = info.get("pages") or {}
+            self._usage.value = pages.get("held", 0) / max(1, pages.get("total", 1))
+            retracted = int(info.get("retracted", 0))  # of this engine, since it began
+            self._preempted.add(max(0, retracted - self._retracted))
+            self._retracted = retracted
+            self._info = info
+        requests = (info.get("requests") or {}) if up else {}
+        self._running.value = requests.get("running", 0)
+        self._waiting.value = requests.get("waiting", 0)
+        self._up.value = float(up)
         return generate_latest(self._registry)
 
-    def _of(self, metric: Any) -> Any:
-        return metric.labels(self.model, "0")
+    def families(self) -> Iterator[Metric]:
+        """All that there is, under names without a prefix."""
+        labels = {"model_name": self.model, "engine": "0"}
+        for series in vars(self).values():
+            if isinstance(series, (Counter, Gauge, Histogram)):
+                yield from series.families(labels)
+        steps = self._info.get("step_tokens")
+        if steps:
+            yield histogram_family(
+                "iteration_tokens_total", "Tokens computed in a step.", labels,
+                steps["bounds"], steps["counts"], steps["sum"],
+            )  # fmt: skip
 
 
-class _Aliases(Collector):
-    """Every metric under its own name, and again under vLLM's."""
+class _Shown(Collector):
+    """Every metric under each prefix that it goes by."""
 
-    def __init__(self, inner: CollectorRegistry) -> None:
-        self._inner = inner
+    def __init__(self, metrics: Metrics, vllm_names: bool) -> None:
+        self._metrics = metrics
+        self._prefixes = (_OURS, _THEIRS) if vllm_names else (_OURS,)
 
     def describe(self) -> list[Metric]:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        for metric in self._inner.collect():
-            yield metric
-            alias = Metric(metric.name.replace(_OURS, _THEIRS), metric.documentation, metric.type)
-            for sample in metric.samples:
-                alias.samples.append(sample._replace(name=sample.name.replace(_OURS, _THEIRS)))
-            yield alias
+        for family in self._metrics.families():
+            for prefix in self._prefixes:
+                shown = Metric(prefix + family.name, family.documentation, family.type)
+                shown.samples = [s._replace(name=prefix + s.name) for s in family.samples]
+                yield shown

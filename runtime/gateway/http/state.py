@@ -103,7 +103,7 @@ class HttpState:
         """The model is loaded: take requests."""
         self.live = live
         self.metrics.model = live.model
-        live.executor.engine.observe = self.metrics.finished
+        live.executor.engine.observer = self.metrics
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run what no request waits for."""
