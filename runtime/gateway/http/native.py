@@ -59,7 +59,7 @@ def _prompts(form: NativeForm) -> tuple[list[str | list[int]], bool]:
         raise bad("give either text or input_ids", "text")
     given: Any = form.text if form.text is not None else form.input_ids
     name = "text" if form.text is not None else "input_ids"
-    if given == [] or given == "":
+    if given == []:
         raise bad("the prompt is empty", name)
     batched = isinstance(given, list) and not isinstance(given[0], int)
     return as_prompts(name, given), batched
@@ -95,6 +95,9 @@ def _sampling(form: NativeForm, number: int, count: int) -> dict[str, Any]:
         value = _at(name, getattr(form, name), number, count)
         if value is not None:
             given[name] = value
+    most = given.get("max_new_tokens", given.get("max_tokens"))
+    if given.get("return_logprob") and most == 0:  # of what, if not of the prompt?
+        given.setdefault("logprob_start_len", 0)
     return given
 
 
@@ -110,7 +113,11 @@ def _shape(
     text: str, ids: Sequence[int], meta: MetaInfo, rid: str, with_text: bool
 ) -> dict[str, Any]:
     info = msgspec.structs.replace(meta, id=rid).as_dict()
-    info.setdefault("finish_reason", None)
+    finish = info.setdefault("finish_reason", None)
+    if finish is not None and finish["type"] == "length":
+        finish["length"] = meta.completion_tokens
+    if "output_token_logprobs" in info:
+        info.setdefault("input_token_logprobs", [])
     if not with_text:
         for name in ("input_token_logprobs", "output_token_logprobs"):
             if name in info:
