@@ -2,159 +2,24 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
-import numpy as np
 import pytest
 import zmq
 from ramet.runtime.engine.connections import Connections
 from ramet.runtime.engine.loop import Engine
 from ramet.runtime.memory.kv_memory import KVMemory
-from ramet.runtime.protocol.codec import engine_codec, reply_codec
 from ramet.runtime.protocol.messages import (
     Abort,
-    Answer,
-    Ask,
-    Beat,
     Credit,
     EngineSampling,
-    NeedTokens,
     Release,
-    StepOut,
     Submit,
 )
 from ramet.runtime.scheduler.scheduler import Limits, Scheduler
 
 VOCAB = 26
 TOKEN_BYTES = [bytes([97 + i]) for i in range(VOCAB)]
-
-
-class _Ticket:
-    def __init__(self, result):
-        self._result = result
-
-    def ready(self):
-        return True
-
-    def result(self):
-        return self._result
-
-
-class _Runner:
-    def __init__(self, inner, asynchronous, delay):
-        self.inner, self.asynchronous, self.delay = inner, asynchronous, delay
-        self.vocab_size = VOCAB
-        self.nan_rows: set[int] = set()
-
-    def launch(self, batch):
-        time.sleep(self.delay)
-        result = self.inner.launch(batch)
-        for i, item in enumerate(batch.samples.tolist()):
-            if int(batch.rows[item]) in self.nan_rows:
-                result.bad[i] = True
-        if batch.want_logprobs:
-            result.logprobs = -result.tokens.astype(np.float32)
-        return _Ticket(result)
-
-    def close(self):
-        pass
-
-
-class Client:
-    """What a gateway does, in thirty lines."""
-
-    def __init__(self, context, address, credit=1000):
-        self.socket = context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.connect(address)
-        self.tokens: dict[int, list[int]] = {}
-        self.logprobs: dict[int, list[float]] = {}
-        self.finished = {}
-        self.need: list[int] = []
-        self.answers = {}
-        self.messages = 0
-        self.beats = 0
-        if credit:
-            self.send(Credit(steps=credit))
-
-    def send(self, message):
-        self.socket.send(engine_codec.encode(message))
-
-    def submit(self, rid, prompt, new=4, *, base=None, base_len=0, keep=None, **sampling):
-        self.send(
-            Submit(
-                rid=rid,
-                ids=np.array(prompt, np.int32).tobytes(),
-                sampling=EngineSampling(max_new_tokens=new, **sampling),
-                base=base,
-                base_len=base_len,
-                keep=keep,
-            )
-        )
-
-    def pump(self, until, seconds=10.0):
-        deadline = time.monotonic() + seconds
-        while not until():
-            assert time.monotonic() < deadline, "nothing more comes"
-            if self.socket.poll(50):
-                self._take(reply_codec.decode(self.socket.recv()))
-
-    def _take(self, message):
-        match message:
-            case StepOut():
-                self.messages += 1
-                logprobs = np.frombuffer(message.logprobs or b"", "<f4")
-                rids = np.frombuffer(message.rids, "<i8").tolist()
-                for i, (rid, token) in enumerate(
-                    zip(rids, np.frombuffer(message.tokens, "<i4").tolist())
-                ):
-                    self.tokens.setdefault(rid, []).append(token)
-                    if len(logprobs):
-                        self.logprobs.setdefault(rid, []).append(float(logprobs[i]))
-                for finish in message.finished:
-                    self.finished[finish.rid] = finish
-            case NeedTokens():
-                self.need.append(message.rid)
-            case Answer():
-                self.answers[message.id] = message
-            case Beat():
-                self.beats += 1
-
-    def run(self, rid, prompt, new=4, **more):
-        self.submit(rid, prompt, new, **more)
-        self.pump(lambda: rid in self.finished)
-        return self.tokens.get(rid, [])
-
-    def ask(self, number, op):
-        self.send(Ask(id=number, op=op))
-        self.pump(lambda: number in self.answers)
-        return self.answers[number]
-
-
-@pytest.fixture(params=[False, True], ids=["sync", "overlap"])
-def started(request, tmp_path, simulated_runner):
-    address = f"ipc://{tmp_path}/engine"
-    memory = KVMemory(512, 16)
-    scheduler = Scheduler(Limits(max_rows=4, context_length=256, step_tokens=64), memory)
-    runner = _Runner(simulated_runner(512, 16, 4, 256, VOCAB), request.param, 0.001)
-    engine = Engine(runner, scheduler, Connections(address, memory.tree), TOKEN_BYTES)
-    thread = threading.Thread(target=engine.run, daemon=True)
-    thread.start()
-    context = zmq.Context()
-    clients: list[Client] = []
-
-    def connect(**kw):
-        clients.append(Client(context, address, **kw))
-        return clients[-1]
-
-    yield engine, connect
-    engine.stop()
-    thread.join(5)
-    for client in clients:
-        client.socket.close(0)
-    context.term()
-    scheduler.assert_consistent()
 
 
 def test_tokens_come_and_requests_end_by_length(started, expected):
@@ -342,11 +207,13 @@ def test_an_aborted_request_keeps_no_handle(started):
     client.pump(lambda: client.need == [2])
 
 
-def test_a_step_that_fails_ends_the_engine_and_tells_its_gateways(tmp_path, simulated_runner):
+def test_a_step_that_fails_ends_the_engine_and_tells_its_gateways(
+    tmp_path, simulated_runner, fake_runner, client_class
+):
     address = f"ipc://{tmp_path}/engine"
     memory = KVMemory(512, 16)
     scheduler = Scheduler(Limits(max_rows=4, context_length=256), memory)
-    runner = _Runner(simulated_runner(512, 16, 4, 256, VOCAB), False, 0)
+    runner = fake_runner(simulated_runner(512, 16, 4, 256, VOCAB), False, 0)
 
     def broken(batch):
         raise RuntimeError("the device fell off")
@@ -354,7 +221,7 @@ def test_a_step_that_fails_ends_the_engine_and_tells_its_gateways(tmp_path, simu
     runner.launch = broken
     engine = Engine(runner, scheduler, Connections(address, memory.tree), TOKEN_BYTES)
     context = zmq.Context()
-    client = Client(context, address)
+    client = client_class(context, address)
     monitor = client.socket.get_monitor_socket(zmq.Event.DISCONNECTED)
     try:
         client.submit(1, [1], 4)
