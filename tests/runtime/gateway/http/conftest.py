@@ -122,3 +122,43 @@ def launched(tiny_settings: dict[str, Any]) -> Iterator[Any]:
     yield start
     for one in running:
         one.stop()
+
+
+TOOLS_TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+{% if messages[0].role == 'system' %}{{ messages[0].content }}
+{% endif %}TOOLS{% for tool in tools %}
+{{ tool | tojson }}{% endfor %}<|im_end|>
+{% elif messages[0].role == 'system' %}<|im_start|>system
+{{ messages[0].content }}<|im_end|>
+{% endif %}
+{%- for m in messages if m.role != 'system' %}
+{%- if m.role == 'tool' %}<|im_start|>user
+<tool_response>{{ m.content }}</tool_response><|im_end|>
+{% else %}<|im_start|>{{ m.role }}
+{% if m.reasoning_content is defined %}<think>{{ m.reasoning_content }}</think>
+{% endif %}{{ m.content }}{% for call in m.tool_calls or [] %}
+<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endif %}{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}<think>
+
+</think>
+
+{% endif %}{% endif %}"""
+
+
+@pytest.fixture
+def speaking(site, new_tokenizer):
+    """A site whose model has this template, and settings of its own."""
+
+    def make(template=TOOLS_TEMPLATE, **settings):
+        site.world.executor.context_length = 1 << 14
+        if template is not None:
+            site.world.executor.tokenizer = new_tokenizer(template)
+        live = site.state.live
+        site.state.live = Live(live.service, live.model_path, **settings)
+        return site
+
+    return make

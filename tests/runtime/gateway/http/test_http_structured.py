@@ -1,0 +1,216 @@
+"""What requests ask of an answer's form, as the engine is asked for it."""
+
+from __future__ import annotations
+
+import json
+from typing import Literal
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+ASK = [{"role": "user", "content": "Who?"}]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+
+
+def asked_of(site):
+    return site.engine.submits[-1].sampling.constraint
+
+
+def tool(name, **parameters):
+    function = {"name": name, **({"parameters": parameters} if parameters else {})}
+    return {"type": "function", "function": function}
+
+
+async def chat(site, **asked):
+    asked = {"model": "fake", "messages": ASK, **asked}
+    return (await site.openai.chat.completions.create(**asked)).choices[0]
+
+
+@pytest.mark.parametrize("path", ["chat", "completions"])
+@pytest.mark.parametrize(
+    ("asked", "kind", "spec"),
+    [
+        ({"response_format": FORMAT}, "json_schema", SCHEMA),
+        ({"response_format": {"type": "json_object"}}, "json_schema", {"type": "object"}),
+        ({"structured_outputs": {"json": SCHEMA}}, "json_schema", SCHEMA),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, "json_schema", SCHEMA),
+        ({"structured_outputs": {"json_object": True}}, "json_schema", {"type": "object"}),
+        ({"structured_outputs": {"regex": "[0-9]+", "json": None}}, "regex", "[0-9]+"),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, "choice", ["a", "b"]),
+        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, "ebnf", 'root ::= "a"'),
+    ],
+)
+async def test_each_form_is_one_constraint(site, path, asked, kind, spec):
+    site.engine.says("x")
+    if path == "chat":
+        await chat(site, extra_body=asked)
+    else:
+        await site.openai.completions.create(model="fake", prompt="a", extra_body=asked)
+    found = asked_of(site)
+    assert found.kind == kind
+    assert found.after == ""
+    assert (json.loads(found.spec) if kind in ("json_schema", "choice") else found.spec) == spec
+
+
+@pytest.mark.parametrize(
+    ("params", "kind"),
+    [({"regex": "a+"}, "regex"), ({"json_schema": json.dumps(SCHEMA)}, "json_schema"),
+     ({"ebnf": 'root ::= "a"'}, "ebnf")],
+)  # fmt: skip
+async def test_sglangs_names_for_generate(site, params, kind):
+    site.engine.says("x")
+    reply = await site.post("/generate", text="a", sampling_params=params)
+    assert reply.status_code == 200, reply.text
+    (name,) = params
+    assert (asked_of(site).kind, asked_of(site).spec) == (kind, params[name])
+
+
+async def test_nothing_asked_nothing_constrained(site):
+    site.engine.says("x")
+    await chat(site, response_format={"type": "text"})
+    assert asked_of(site) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "write"),
+    [("guided_json", "json"), ("guided_regex", "regex"), ("guided_choice", "choice"),
+     ("guided_grammar", "grammar")],
+)  # fmt: skip
+async def test_fields_of_the_past_say_what_to_write(site, field, write):
+    with pytest.raises(openai.BadRequestError) as caught:
+        await chat(site, extra_body={field: "x"})
+    assert caught.value.param == field
+    assert f'structured_outputs: {{"{write}"' in str(caught.value)
+    assert site.engine.submits == []
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"response_format": FORMAT, "structured_outputs": {"regex": "a"}},
+        {"structured_outputs": {"regex": "a("}},
+        {"structured_outputs": {"json": {"type": "strange"}}},
+        {"structured_outputs": {"json": "{"}},
+        {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+        {"structured_outputs": {"structural_tag": "{}"}},
+        {"response_format": {"type": "structural_tag"}},
+        {"response_format": FORMAT, "tools": [tool("add")]},
+    ],
+)
+async def test_what_is_wrong_is_refused_before_it_is_queued(site, asked):
+    with pytest.raises(openai.BadRequestError):
+        await chat(site, extra_body=asked)
+    assert site.engine.submits == []
+    await site.idle()
+
+
+class Part(BaseModel):
+    kind: Literal["a", "b"]
+
+
+class Whole(BaseModel):
+    name: str
+    parts: list[Part]
+
+
+async def test_the_sdk_parses_into_a_pydantic_model(site):
+    site.engine.says(*'{"name":"x","parts":[{"kind":"b"}]}')
+    done = await site.openai.chat.completions.parse(
+        model="fake", messages=ASK, response_format=Whole
+    )
+    assert done.choices[0].message.parsed == Whole(name="x", parts=[Part(kind="b")])
+    spec = json.loads(asked_of(site).spec)
+    assert spec["properties"]["parts"]["items"] == {"$ref": "#/$defs/Part"}
+
+
+class TestForcedCalls:
+    async def test_a_named_tool(self, speaking):
+        site = speaking()
+        site.engine.says(*'{"name": "add", "arguments": {"a": 1}}')
+        named = {"type": "function", "function": {"name": "add"}}
+        tools = [tool("add", **SCHEMA), tool("note")]
+        choice = await chat(
+            site, tools=tools, tool_choice=named,
+            extra_body={"chat_template_kwargs": {"enable_thinking": False}},
+        )  # fmt: skip
+        assert choice.finish_reason == "tool_calls"
+        (call,) = choice.message.tool_calls
+        assert (call.function.name, call.function.arguments) == ("add", '{"a": 1}')
+        assert site.world.tokenizer.decode(site.engine.prompts[-1]).endswith("<tool_call>\n")
+        schema = json.loads(asked_of(site).spec)
+        assert schema["properties"] == {"name": {"const": "add"}, "arguments": SCHEMA}
+        assert schema["required"] == ["name", "arguments"]
+
+    async def test_any_tool_with_references_that_still_lead_somewhere(self, speaking):
+        site = speaking(None)
+        site.engine.says(*'{"name": "whole", "arguments": {}}')
+        tools = [tool("note"), tool("whole", **Whole.model_json_schema())]
+        stream = await site.openai.chat.completions.create(
+            model="fake", messages=ASK, tools=tools, tool_choice="required", stream=True
+        )
+        calls = [c for chunk in [chunk async for chunk in stream]
+                 for c in chunk.choices[0].delta.tool_calls or []]  # fmt: skip
+        assert calls[0].function.name == "whole"
+        assert "".join(call.function.arguments for call in calls) == "{}"
+        schema = json.loads(asked_of(site).spec)
+        reference = schema["anyOf"][1]["properties"]["arguments"]["properties"]["parts"]["items"]
+        found = schema
+        for step in reference["$ref"].removeprefix("#/").split("/"):
+            found = found[int(step)] if isinstance(found, list) else found[step]
+        assert found["properties"]["kind"]["enum"] == ["a", "b"]
+        nothing = schema["anyOf"][0]["properties"]["arguments"]
+        assert nothing == {"type": "object", "properties": {}, "additionalProperties": False}
+
+    @pytest.mark.parametrize(
+        ("parser", "answer", "end"),
+        [
+            ("llama3", '{"name":"add","parameters":{"a":1}}', "assistant"),
+            ("mistral", '{"name":"add","arguments":{"a":1}}', "[TOOL_CALLS] ["),
+            ("pythonic", '{"name":"add","parameters":{"a":1}}', "assistant"),
+            ("deepseek", '{"name":"add","parameters":{"a":1}}', "assistant"),
+        ],
+    )
+    async def test_in_the_form_of_each_parser(self, speaking, parser, answer, end):
+        template = "{% for m in messages %}{{ m.content }}{{ tools }}{% endfor %}assistant"
+        site = speaking(template, tool_parser=parser)
+        site.engine.says(*answer)
+        choice = await chat(site, tools=[tool("add", **SCHEMA)], tool_choice="required")
+        assert choice.message.tool_calls[0].function.arguments == '{"a":1}'
+        assert choice.message.content is None
+        assert site.world.tokenizer.decode(site.engine.prompts[-1]).endswith(end)
+        (key,) = set(json.loads(asked_of(site).spec)["properties"]) - {"name"}
+        assert f'"{key}"' in answer
+
+    async def test_what_cannot_be_chosen(self, site):
+        for choice in ("other", {"type": "function", "function": {"name": "no"}}, {"type": "x"}):
+            with pytest.raises(openai.BadRequestError) as caught:
+                await chat(site, tools=[tool("add")], tool_choice=choice)
+            assert caught.value.param == "tool_choice"
+
+
+class TestThinking:
+    async def test_no_mask_until_it_ends(self, speaking):
+        site = speaking()
+        site.engine.says(*'hm\n</think>{"a":1}')
+        choice = await chat(site, response_format=FORMAT)
+        assert asked_of(site).after == "</think>"
+        assert site.world.tokenizer.decode(site.engine.prompts[-1]).endswith("<think>\n")
+        assert (choice.message.reasoning_content, choice.message.content) == ("hm", '{"a":1}')
+
+    async def test_a_call_behind_it(self, speaking):
+        site = speaking()
+        site.engine.says(*'hm</think>{"name":"add","parameters":{}}')
+        choice = await chat(site, tools=[tool("add")], tool_choice="required")
+        assert asked_of(site).after == "</think>"
+        assert choice.message.reasoning_content == "hm"
+        assert choice.message.tool_calls[0].function.name == "add"
+        assert choice.message.content is None
+
+    async def test_switched_off_the_mask_begins_at_once(self, speaking):
+        site = speaking()
+        site.engine.says("x")
+        off = {"chat_template_kwargs": {"enable_thinking": False}}
+        await chat(site, response_format=FORMAT, extra_body=off)
+        assert asked_of(site).after == ""
