@@ -132,6 +132,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         bool, _says("Do not schedule the next step while one runs.")
     ] = False
     disable_cuda_graph: Annotated[bool, _says("Launch kernels one by one on CUDA.")] = False
+    disable_tree_attention: Annotated[
+        bool, _says("On CUDA: every request reads its whole prefix, shared or not.")
+    ] = False
     cuda_graph_max_bs: Annotated[
         int, _says("Largest decode batch that is captured as a CUDA graph.", ge=1, le=4096)
     ] = 256

@@ -74,6 +74,7 @@ def _assemble(config, address):  # type: ignore[no-untyped-def]
         memory,
         policy=config.schedule_policy,
         conservativeness=config.schedule_conservativeness,
+        sharing=None if config.disable_tree_attention else runner.sharing,
     )
     guides = Guides(
         lambda: Compiler(

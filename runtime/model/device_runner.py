@@ -15,6 +15,7 @@ import torch
 from ...kernels.attention.meta import AttentionMeta
 from ...kernels.ops import Ops, ops_for
 from ..scheduler.batch import FROM_DEVICE, IntArray, StepBatch
+from ..scheduler.segments import SharingCost
 from .config import ModelConfig
 from .device_ticket import DeviceTicket, MaskedTicket, Scored
 from .families.registry import family_of
@@ -46,6 +47,8 @@ class DeviceRunner:
     """
 
     asynchronous = True
+    sharing: SharingCost | None = None
+    """What reading keys once for several rows costs, where steps that do are captured."""
 
     def __init__(
         self,

@@ -67,6 +67,8 @@ class HostRunner:
 
     asynchronous = False
     prompt_sizes: tuple[int, ...] = ()
+    sharing = None
+    """Attention on the CPU finds by itself what items share."""
 
     def __init__(
         self,

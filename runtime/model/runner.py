@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ..scheduler.batch import IntArray, StepBatch, StepResult
+from ..scheduler.segments import SharingCost
 
 
 class Ticket(Protocol):
@@ -37,6 +38,12 @@ class Runner(Protocol):
     @property
     def prompt_sizes(self) -> tuple[int, ...]:
         """Token counts, ascending, of steps without decodes that are captured; empty: none."""
+        ...
+
+    @property
+    def sharing(self) -> SharingCost | None:
+        """What reading keys once for several rows costs; ``None``: `StepBatch.tree` is not looked
+        at."""
         ...
 
     max_rows: int

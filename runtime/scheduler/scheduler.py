@@ -20,6 +20,7 @@ from .classes import CLASSES, PriorityClass
 from .policies import POLICIES, aged_first, by_priority
 from .request import Request
 from .rows import DECODE, EMPTY, PREFILL, Rows
+from .segments import SegmentFinder, SharingCost
 from .siblings import Siblings
 from .waiting import Waiting, check_fits, check_queue, classify
 
@@ -69,7 +70,9 @@ class Scheduler:
         *,
         policy: str = "fcfs",
         conservativeness: float = 1.0,
+        sharing: SharingCost | None = None,
     ) -> None:
+        """``sharing``: what it costs the runner to read keys once for several rows, if it can."""
         self.limits = limits
         self.memory = memory
         self.rows = Rows(limits.max_rows, limits.context_length)
@@ -82,6 +85,7 @@ class Scheduler:
         self._policy = POLICIES[policy]()
         self._admission = Admission(self.rows, memory.total, conservativeness)
         self._siblings = Siblings(self.rows, memory)
+        self._segments = SegmentFinder(self.rows, sharing) if sharing and memory.caching else None
         self._serial = 0
         self._new_rows: list[NewRow] = []
         self._moves: list[tuple[int, IntArray]] = []
@@ -173,6 +177,9 @@ class Scheduler:
         if planned is not None:
             self._new_rows, self._moves = [], []
             self._admission.step()
+            batch = planned.batch
+            if self._segments is not None and batch.num_decodes == len(batch.rows):
+                batch.tree = self._segments.find(batch.rows, batch.kv_lens)
         return planned
 
     def _prompts_alone(self) -> bool:

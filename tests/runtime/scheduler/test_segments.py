@@ -191,3 +191,41 @@ def test_nobody_to_share_with(count):
         forest.enter()
     members, kv_lens = forest.batch()
     assert SegmentFinder(forest.rows, CHEAP).find(members, kv_lens) is None
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_plans_of_a_running_scheduler_hold_on_the_device(overlap, make_world):
+    """Readers of a segment have the same slots in the runner's own table, whoever comes, goes, is
+    forced or retracted."""
+    it = make_world(slots=800, rows=12, overlap=overlap, prompt_sizes=(64,))
+    it.scheduler._segments = SegmentFinder(it.scheduler.rows, SharingCost(2, 2, 8))
+    it.force = lambda output: [7, 8] if len(output) % 11 == 5 else []
+    random = np.random.default_rng(5)
+    stems = [random.integers(0, 50, int(n)).tolist() for n in (40, 90)]
+    plans = 0
+    launch = it.runner.launch
+
+    def checked(batch):
+        nonlocal plans
+        result = launch(batch)
+        if batch.tree is not None:
+            plans += 1
+            tables = it.runner.table[batch.rows]
+            want = np.arange(int(batch.kv_lens.max())) < batch.kv_lens[:, None]
+            assert (covered(batch.tree, batch.kv_lens) == want).all()
+            for s, (start, end) in enumerate(zip(batch.tree.starts, batch.tree.ends)):
+                first, last = batch.tree.reader_starts[s : s + 2]
+                slots = tables[batch.tree.readers[first:last], start:end]
+                assert (slots == slots[0]).all()
+        return result
+
+    it.runner.launch = checked
+    for rid in range(60):
+        stem = stems[rid % 2][: int(random.integers(1, 91))]
+        own = random.integers(0, 50, int(random.integers(1, 9))).tolist()
+        it.add(rid + 1, stem + own, int(random.integers(1, 40)))
+        for _ in range(int(random.integers(0, 4))):
+            it.step()
+    it.run()
+    assert len(it.done) == 60
+    assert plans > 20
