@@ -78,8 +78,13 @@ def check_regex(pattern: str) -> Language:
             warnings.simplefilter("ignore")  # "possible nested set" is for authors, not for us
             parsed = _parser.parse(source.text)
         tree = _Reader(source).read(parsed, parsed.state.flags, True, True)
-        language = _language(tree, "regex", _empty_class(source))
+        if tree == NOTHING:
+            raise GrammarError("no text can match the regex", where=_empty_class(pattern, source))
+        language = Language(tree, portable(tree))
     except re.error as error:
+        for name in ("backreference", "look-behind", "conditional group"):
+            if name in source.places:  # what is wrong with it does not matter
+                raise _refusal(source, name, f"not supported in a constraint: {name}") from None
         where = None if error.pos is None else f"character {source.origin(error.pos)}"
         raise GrammarError(f"not a regex: {error.msg}", where=where) from None
     except OverflowError:
@@ -118,7 +123,8 @@ def check_choices(text: str) -> Language:
             raise GrammarError("half of a surrogate pair", where=f"choice {place}")
     if sum(map(len, choices)) > MAX_CHOICE_TEXT:
         raise GrammarError(f"the choices have over {MAX_CHOICE_TEXT:,} characters in all")
-    return _language(union(literal(choice) for choice in dict.fromkeys(choices)), "choices", None)
+    tree = union(literal(choice) for choice in dict.fromkeys(choices))
+    return Language(tree, portable(tree))
 
 
 def language_of(spec: Spec) -> Language:
@@ -126,15 +132,14 @@ def language_of(spec: Spec) -> Language:
     return check_regex(spec.text) if spec.kind == "regex" else check_choices(spec.text)
 
 
-def _language(tree: Tree, what: str, where: str | None) -> Language:
-    if tree == NOTHING:
-        raise GrammarError(f"no text can match the {what}", where=where)
-    return Language(tree, portable(tree))
-
-
-def _empty_class(source: Source) -> str | None:
-    place = source.places.get("class")
-    return None if place is None else f"character {place}"
+def _empty_class(pattern: str, source: Source) -> str | None:
+    """The place of the first class that no character is in."""
+    for first, last in source.spans:
+        try:
+            check_regex(pattern[first : last + 1])
+        except GrammarError:
+            return f"character {first}"
+    return None
 
 
 def _refusal(source: Source, name: str, message: str) -> GrammarError:
@@ -216,7 +221,7 @@ class _Reader:
                 pairs += self._points(what)
             elif kind is op.RANGE:
                 if self._source.classes.keys() & set(what):
-                    raise GrammarError("a class cannot be an end of a range", where=self._class())
+                    raise GrammarError("a class cannot be an end of a range")
                 pairs += ranges_of([what])
             elif kind is op.CATEGORY:
                 pairs += category(_CLASSES[what], ascii_only)
@@ -232,9 +237,6 @@ class _Reader:
         if not flags & re.IGNORECASE:
             return ranges
         return folded(ranges, bool(flags & re.ASCII))
-
-    def _class(self) -> str | None:
-        return _empty_class(self._source)
 
 
 def _takes_nothing(item: tuple[Any, Any]) -> bool:

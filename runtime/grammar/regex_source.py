@@ -36,6 +36,8 @@ class Source:
     text: str = ""
     classes: dict[int, Ranges] = field(default_factory=dict)
     places: dict[str, int] = field(default_factory=dict)
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """First and last place of each [class], in the text as it was given."""
     _origins: list[int] = field(default_factory=list)
 
     def origin(self, at: int) -> int:
@@ -60,7 +62,7 @@ def read_source(pattern: str) -> Source:
         raise GrammarError("the regex holds a private character of plane 16")
     source = Source()
     pieces: list[tuple[str, int]] = []
-    at, inside = 0, -1  # inside: where the open class began
+    at, opened, inside = 0, 0, -1  # the open class: its bracket, its first character
     while at < len(pattern):
         char = pattern[at]
         piece, after = char, at + 1
@@ -68,6 +70,7 @@ def read_source(pattern: str) -> Source:
             piece, after = _escape(source, pattern, at, inside >= 0)
         elif inside >= 0:
             if char == "]" and at > inside:
+                source.spans.append((opened, at))
                 inside = -1
             elif char == "[" and (match := re.compile(r"\[:\^?\w+:\]").match(pattern, at)):
                 raise GrammarError(
@@ -76,8 +79,7 @@ def read_source(pattern: str) -> Source:
         elif char == "[":
             # A "]" that comes first is a character of the class.
             first = at + 2 if pattern[at + 1 : at + 2] == "^" else at + 1
-            inside = first
-            source.places.setdefault("class", at)
+            opened, inside = at, first
         elif char == "(":
             piece, after = _group(source, pattern, at)
         elif char in "^$":
