@@ -26,6 +26,7 @@ class ProgramForm(msgspec.Struct, kw_only=True):
     lease: float | None = None
     model: str | None = None
     cache_salt: str | None = None
+    priority: int | str | None = None
 
     def check(self) -> None:
         """Raises `HttpError`."""

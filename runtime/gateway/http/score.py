@@ -32,6 +32,7 @@ class ScoreForm(msgspec.Struct, kw_only=True):
     item_first: bool | None = None
     model: str | None = None
     cache_salt: str | None = None
+    priority: int | str | None = None
     request_id: str | None = None
     text_1: Any = None
     text_2: Any = None

@@ -14,7 +14,7 @@ from ...tokenizer import Tokenizer
 from ..errors import HttpError
 from ..run import Run
 from ..shapes import chat_logprobs, matched_text, top_of
-from ..spoken import Speech
+from ..voice import Voice
 from .form import ResponseForm
 from .output import Output
 
@@ -32,17 +32,15 @@ class Answer:
         form: ResponseForm,
         head: Body,
         tokenizer: Tokenizer,
-        speech: Speech,
-        prompt_tokens: int,
+        voice: Voice,
         keep: Keep,
     ) -> None:
         self._form = form
         self._head = head
         self._tokenizer = tokenizer
-        self._speech = speech
-        self._prompt_tokens = prompt_tokens
+        self._speech = voice.speech()
         self._keep = keep
-        self._output = Output()
+        self._output = Output(voice.new_call_id)
         self._numbered = 0
         self._over = False
 
@@ -127,12 +125,25 @@ class Answer:
             status,
             output=self._output.items,
             incomplete_details=cut,
-            usage=_usage(meta),
+            usage=self._usage(meta),
             completed_at=now,
         )
         self._over = True
         self._keep(body)
         return body
+
+    def _usage(self, meta: MetaInfo) -> dict[str, Any]:
+        """Tokens of the thinking are counted by cutting its text anew."""
+        thought = self._output.thought
+        thinking = len(self._tokenizer.encode(thought)) if thought else 0
+        details = {"cached_tokens": meta.cached_tokens, "cache_write_tokens": 0}
+        return {
+            "input_tokens": meta.prompt_tokens,
+            "input_tokens_details": details,
+            "output_tokens": meta.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": min(thinking, meta.completion_tokens)},
+            "total_tokens": meta.prompt_tokens + meta.completion_tokens,
+        }
 
     def _body(self, status: str, **fields: Any) -> Body:
         return {**self._head, "status": status, **fields}
@@ -146,16 +157,6 @@ class Answer:
 def _status(meta: MetaInfo) -> str:
     finish = meta.finish_reason
     return "incomplete" if finish is not None and finish.type == "length" else "completed"
-
-
-def _usage(meta: MetaInfo) -> dict[str, Any]:
-    return {
-        "input_tokens": meta.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": meta.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": meta.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": meta.prompt_tokens + meta.completion_tokens,
-    }
 
 
 def head_of(form: ResponseForm, rid: str, model: str, sampling: dict[str, Any], now: float) -> Body:
@@ -180,7 +181,7 @@ def head_of(form: ResponseForm, rid: str, model: str, sampling: dict[str, Any], 
         "service_tier": "default",
         "store": form.store is not False,
         "temperature": sampling.get("temperature", 1.0),
-        "text": {"format": form.format or {"type": "text"}},
+        "text": {"format": form.format},
         "tool_choice": form.tool_choice or "auto",
         "tools": form.tools or [],
         "top_logprobs": form.top_logprobs or 0,

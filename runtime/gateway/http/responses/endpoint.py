@@ -12,13 +12,12 @@ from starlette.responses import Response
 
 from ....protocol.errors import RametError
 from ..answers import Events, json_answer, while_connected
+from ..asked import ask
 from ..errors import HttpError, bad, cut
 from ..opening import opened, sampling_of
-from ..prompts import ids_of_messages
 from ..reading import read_form
 from ..run import Run
 from ..shapes import new_id
-from ..spoken import Speech
 from ..state import HttpState
 from .answer import Answer, Body, head_of
 from .form import ResponseForm
@@ -36,22 +35,26 @@ async def create(state: HttpState, request: Request) -> Response:
     form = await read_form(request, ResponseForm, state.limits.body_bytes)
     live = state.need_model(form.model)
     form.check()
-    if form.format is not None:
-        raise bad("text: constrained decoding is not supported; only format text is", "text")
     items = [*_before(state, form), *items_of(form.input)]
     sampling = sampling_of(live, form)
-    ids = await ids_of_messages(live.executor, messages_of(form.instructions, items))
+    asked = await ask(
+        live,
+        messages_of(form.instructions, items),
+        offer=form.offer,
+        constraint=form.constraint,
+        variables=form.template_variables,
+    )
     rid = "resp_" + new_id("resp", request, form.request_id).removeprefix("resp-")
     if state.responses.get(rid) is not None:
         raise bad(f"there is a response {cut(rid)!r} already", "request_id")
-    run = Run(state, live, rid, [ids], [sampling], form.cache_salt)
+    run = Run(state, live, rid, [asked.ids], [sampling | asked.sampling], form.cache_salt)
 
     def keep(body: Body) -> None:
         if form.store is not False:
             state.responses.put(body, items)
 
     head = head_of(form, rid, live.model, sampling, state.now())
-    answer = Answer(form, head, live.executor.tokenizer, Speech(), len(ids), keep)
+    answer = Answer(form, head, live.executor.tokenizer, asked.voice, keep)
     headers = {"X-Request-Id": rid}
     if form.stream:
         return Events(await opened(request, answer.events(run, state.now)), headers, b"")

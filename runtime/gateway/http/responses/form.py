@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import bad
+from ....protocol.sampling import Constraint
+from ..constrained import constraint_of
+from ..errors import bad, cut
 from ..forms import OpenAIForm, check_top
+from ..tools.offered import Offer, read_offer
 
 LOGPROBS = "message.output_text.logprobs"
 _IGNORED = frozenset(("reasoning.encrypted_content",))
@@ -27,6 +30,8 @@ class ResponseForm(OpenAIForm, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
     truncation: str | None = None
     conversation: str | dict[str, Any] | None = None
@@ -65,14 +70,45 @@ class ResponseForm(OpenAIForm, kw_only=True):
         return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
     @property
-    def format(self) -> dict[str, Any] | None:
-        """How the text is to look, where that is not plain text. Raises `HttpError`."""
-        found = (self.text or {}).get("format")
-        if found is None:
-            return None
+    def format(self) -> dict[str, Any]:
+        """How the text is to look. Raises `HttpError`."""
+        found = (self.text or {}).get("format") or {"type": "text"}
         if not isinstance(found, dict):
             raise bad("text.format must be an object", "text")
-        return None if found.get("type") == "text" else found
+        return found
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What the text must match. Raises `HttpError`."""
+        form = self.format
+        kind = form.get("type")
+        if kind not in ("text", "json_object", "json_schema"):
+            raise bad(
+                f"text.format: type {cut(str(kind), 40)} is not supported; text, json_object and"
+                " json_schema are",
+                "text",
+            )
+        if kind == "json_schema":
+            if not isinstance(form.get("schema"), dict | bool):
+                raise bad("text.format.schema is missing", "text")
+            form = {"type": kind, "json_schema": form}
+        return constraint_of(form, self.structured_outputs)
+
+    @property
+    def offer(self) -> Offer | None:
+        """The tools that may be called, which are written flat here. Raises `HttpError`."""
+        choice = self.tool_choice
+        tools = [_nested(tool) for tool in self.tools or ()]
+        return read_offer(tools or None, choice, self.parallel_tool_calls)
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """What the chat template gets beside the messages."""
+        given = dict(self.chat_template_kwargs or {})
+        effort = (self.reasoning or {}).get("effort")
+        if effort is not None:
+            given.setdefault("reasoning_effort", effort)
+        return given
 
     def sampling(self) -> dict[str, Any]:
         given = super().sampling()
@@ -80,3 +116,10 @@ class ResponseForm(OpenAIForm, kw_only=True):
             given["return_logprob"] = True
         given["top_logprobs_num"] = self.top_logprobs or 0
         return given
+
+
+def _nested(tool: dict[str, Any]) -> dict[str, Any]:
+    """As chats have it."""
+    if tool.get("type") != "function" or "function" in tool:
+        return tool
+    return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}

@@ -25,8 +25,9 @@ def items_of(given: str | list[Item] | None) -> list[Item]:
 
 def messages_of(instructions: str | None, items: Sequence[Item]) -> list[Message]:
     """``instructions`` come first, joined with system messages that stand at the start. Calls join
-    the assistant's message before them; thinking is left out."""
+    the assistant's message before them, thinking the one behind it."""
     found: list[Message] = []
+    thought = ""
     if instructions:
         found.append({"role": "system", "content": instructions})
     for item in items:
@@ -38,8 +39,12 @@ def messages_of(instructions: str | None, items: Sequence[Item]) -> list[Message
                 found[0]["content"] += "\n\n" + content
             else:
                 found.append({"role": role, "content": content})
+                thought = _thought(found, thought)
+        elif kind == "reasoning":
+            thought = _thinking(item)
         elif kind == "function_call":
             _add_call(found, item)
+            thought = _thought(found, thought)
         elif kind == "function_call_output":
             output = _text(item["output"])
             found.append({"role": "tool", "tool_call_id": item["call_id"], "content": output})
@@ -52,6 +57,19 @@ def _add_call(found: list[Message], item: Item) -> None:
     if not found or found[-1]["role"] != "assistant":
         found.append({"role": "assistant", "content": None})
     found[-1].setdefault("tool_calls", []).append(call)
+
+
+def _thinking(item: Item) -> str:
+    """Its text, where its writer shows it."""
+    parts = item.get("content") or item.get("summary") or []
+    return "\n".join(part["text"] for part in parts)
+
+
+def _thought(found: list[Message], thought: str) -> str:
+    """Put thinking to the last message, if that is the assistant's; returns what is left of it."""
+    if thought and found[-1]["role"] == "assistant":
+        found[-1].setdefault("reasoning_content", thought)
+    return ""
 
 
 def _checked(item: Item, number: int) -> Item:
@@ -71,7 +89,10 @@ def _checked(item: Item, number: int) -> Item:
         if not isinstance(item.get("call_id"), str):
             raise bad(f"input[{number}].call_id must be a text", "input")
         _check_content(item.get("output"), f"input[{number}].output")
-    elif kind != "reasoning":
+    elif kind == "reasoning":
+        for name in ("content", "summary"):
+            _check_thinking(item.get(name), f"input[{number}].{name}")
+    else:
         raise bad(f"input[{number}]: items of type {cut(str(kind), 40)} are not supported", "input")
     return item
 
@@ -87,6 +108,13 @@ def _check_content(content: Any, where: str) -> None:
             raise bad(f"{where}: parts of type {cut(str(kind), 40)} are not supported", "input")
         if not isinstance(part.get("text"), str):
             raise bad(f"{where}: a part's text must be a string", "input")
+
+
+def _check_thinking(parts: Any, where: str) -> None:
+    if not isinstance(parts, list | None) or not all(
+        isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts or ()
+    ):
+        raise bad(f"{where} must be a list of parts with texts", "input")
 
 
 def _text(content: str | list[Item]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..spoken import Spoken, Thought
@@ -16,10 +16,14 @@ _NO_LOGPROBS: list[dict[str, Any]] = []
 
 
 class Output:
-    """``items`` is the answer so far. The last one is open until another begins or all ends."""
+    """``items`` is the answer so far. The last one is open until another begins or all ends.
+    ``new_call_id`` names calls as the model's family does."""
 
-    def __init__(self) -> None:
+    def __init__(self, new_call_id: Callable[[], str]) -> None:
         self.items: list[Item] = []
+        self.thought = ""
+        """All of the thinking."""
+        self._new_call_id = new_call_id
         self._events: list[Event] = []
         self._pieces: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
@@ -69,7 +73,7 @@ class Output:
                 "id": f"fc_{secrets.token_hex(16)}",
                 "type": "function_call",
                 "status": "in_progress",
-                "call_id": f"call_{secrets.token_hex(12)}",
+                "call_id": self._new_call_id(),
                 "name": name,
                 "arguments": "",
             }
@@ -107,6 +111,7 @@ class Output:
             item["arguments"] = text
             self._say("function_call_arguments.done", name=item["name"], arguments=text)
         elif item["type"] == "reasoning":
+            self.thought += text
             part: dict[str, Any] = {"type": "reasoning_text", "text": text}
             self._say("reasoning_text.done", content_index=0, text=text)
             self._part_done(item, part)

@@ -306,7 +306,13 @@ WRONG = (
     ({"include": ["file_search_call.results"]}, "include"), ({"truncation": "auto"}, "truncation"),
     ({"background": True, "store": False}, "background"),
     ({"background": True, "stream": True}, "background"), ({"conversation": "c"}, "conversation"),
-    ({"text": {"format": 3}}, "text"), ({"top_logprobs": 99}, "top_logprobs"),
+    ({"text": {"format": 3}}, "text"), ({"text": {"format": {"type": "xml"}}}, "text.format"),
+    ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0]"), ({"tools": [{"type": "function"}]}, "name"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [{"type": "function", "name": "f"}], "tool_choice": {"type": "mcp"}}, "tool_choice"),
+    ({"input": [{"type": "reasoning", "content": [3]}]}, "input[0].content"),
+    ({"top_logprobs": 99}, "top_logprobs"),
     ({"input": "a" * 600}, "512"),
 )  # fmt: skip
 
@@ -340,7 +346,8 @@ def test_items_become_messages():
         [
             {"role": "developer", "content": "more"},
             {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
-            {"type": "reasoning", "id": "rs_1", "summary": []},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [
+                {"type": "reasoning_text", "text": "hm"}]},
             {"type": "message", "role": "assistant", "content": [
                 {"type": "output_text", "text": "b", "annotations": []}]},
             {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
@@ -359,10 +366,12 @@ def test_items_become_messages():
     assert [call["id"] for call in found[2]["tool_calls"]] == ["c1", "c2"]
     assert found[4] == {"role": "tool", "tool_call_id": "c2", "content": "2"}
     assert found[5]["content"] is None
+    assert found[2]["reasoning_content"] == "hm"
+    assert not any("reasoning_content" in message for message in found[3:])
 
 
 def test_thinking_text_and_calls_are_items_of_their_own():
-    output = Output()
+    output = Output(iter(("c1", "c2")).__next__)
     spoken = [
         Thought("h"), Thought("m"), Content("a"), Content("b"), CallBegin(0, "f"),
         CallArguments(0, '{"x"'), CallArguments(0, ": 1}"), CallBegin(1, "g"),
@@ -378,6 +387,8 @@ def test_thinking_text_and_calls_are_items_of_their_own():
     assert (first["name"], first["arguments"]) == ("f", '{"x": 1}')
     assert (second["name"], second["arguments"]) == ("g", "{}")
     assert last["content"][0]["text"] == "c"
+    assert (first["call_id"], second["call_id"]) == ("c1", "c2")
+    assert output.thought == "hm"
     assert len({item["id"] for item in output.items}) == 5
     assert {item["status"] for item in output.items} == {"completed"}
     for place, item in enumerate(output.items):
