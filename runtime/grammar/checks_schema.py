@@ -82,6 +82,9 @@ def check_supported(document: Document, paths: Mapping[int, str]) -> None:
         for keyword in node.schema.keys() & UNSUPPORTED:
             message = f"the keyword {keyword!r} is not supported"
             found.append((path.count("/"), path, keyword, message))
+        if _counts_names(node.schema):
+            message = "minProperties of names that are not declared is not supported beyond 1"
+            found.append((path.count("/"), path, "minProperties", message))
         name = node.schema.get("format")
         if name in UNSUPPORTED_FORMATS and may_be(node.schema, "string"):
             message = f"the format {name!r} is not supported"
@@ -89,6 +92,12 @@ def check_supported(document: Document, paths: Mapping[int, str]) -> None:
     if found:
         _, path, keyword, message = min(found)
         raise GrammarError(message, where=pointer(path, keyword))
+
+
+def _counts_names(schema: dict[str, Any]) -> bool:
+    """Nothing keeps two members of an open object from having the same name: they count as one."""
+    declared = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    return not declared and schema.get("minProperties", 0) > len(schema.get("required", ())) + 1
 
 
 def _constant(name: str) -> Any:

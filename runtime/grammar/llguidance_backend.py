@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _BASE_BYTES = 2 << 20
 _BYTES_PER_CHARACTER = 60
 _TRIAL_STEPS = 24
+_SHORT_ESCAPES = '"\\bfnrt'
 
 
 class LLGuidanceBackend:
@@ -152,8 +153,11 @@ def _schema_source(spec: Spec) -> str:
         "whitespace_flexible": not compact,
         "coerce_one_of": False,
         "lenient": False,
-        "json_allow_general_unicode_escapes": not open_names(schema),
+        "json_allow_general_unicode_escapes": True,
     }
+    if open_names(schema):  # or "\\u0061" would pass for a name that is not "a"
+        options["json_allow_general_unicode_escapes"] = False
+        options["json_allowed_escapes"] = _SHORT_ESCAPES
     if not compact:
         options["whitespace_pattern"] = FLEXIBLE_WHITESPACE
     try:
