@@ -54,7 +54,8 @@ def doctor(
 def findings_of(full: bool) -> Iterator[Finding]:
     """Everything that was found, in order."""
     checks: list[Callable[[], Finding]] = [
-        _python, _packages, _torch, _cpu, _memory, _gpu, _triton, _cache, _model, _port, _sockets,
+        _python, _packages, _torch, _cpu, _memory, _gpu, _triton, _cache, _model, _http_port,
+        _zmq_port, _sockets,
     ]  # fmt: skip
     for check in checks:
         yield check()
@@ -142,17 +143,34 @@ def _model() -> Finding:
     return Finding("note", "model", f"`ramet models fetch {rows[0].alias}` gets the default model")
 
 
-def _port() -> Finding:
+def _http_port() -> Finding:
     from ramet.runtime.config import EngineConfig
 
-    port = EngineConfig().zmq_port
+    port = EngineConfig().port
+    taken = _taken(port)
+    if taken is not None:
+        return Finding("note", "http port", f"{port} is taken ({taken}); use --port")
+    return Finding("ok", "http port", f"{port} is free for `ramet serve`")
+
+
+def _zmq_port() -> Finding:
+    from ramet.runtime.config import ZMQ_PORT
+
+    taken = _taken(ZMQ_PORT)
+    if taken is not None:
+        return Finding("note", "zmq port", f"{ZMQ_PORT} is taken ({taken}); another will be used")
+    return Finding("ok", "zmq port", f"{ZMQ_PORT} is free for `ramet serve`")
+
+
+def _taken(port: int) -> str | None:
+    """Why this machine's own clients could not be served there, or ``None``."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            return Finding("note", "port", f"{port} is taken ({error.strerror}); use --zmq-port")
-    return Finding("ok", "port", f"{port} is free for `ramet serve`")
+            return error.strerror or str(error)
+    return None
 
 
 def _sockets() -> Finding:

@@ -43,6 +43,7 @@ def serve(
         while not stop.wait(_CHECK_SECONDS):
             error = running.check()
             if error is not None:
+                running.stop()  # clients are told first
                 raise error.exception()
         drain = running.config.drain_seconds
         print(f"what runs has {drain:g} s; Ctrl-C again to stop at once", file=sys.stderr)

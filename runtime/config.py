@@ -14,13 +14,15 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Meta
 
 from .config_names import ABSENT, ALIASES
+from .config_server import ServerConfig, says
 from .protocol.errors import BadInputError
 from .scheduler.classes import parse_classes
 
 API_KEY_VARIABLE = "RAMET_API_KEY"
+ZMQ_PORT = 7411
+"""Where programs' clients look first."""
 KEY_VARIABLES = {
     "api_key": API_KEY_VARIABLE,
     "admin_key": "RAMET_ADMIN_KEY",
@@ -36,68 +38,60 @@ class UnknownSettingError(BadInputError, TypeError):
     """A setting that does not exist, or whose feature does not exist yet."""
 
 
-def _says(help_text: str, **bounds: Any) -> Meta:
-    return Meta(description=help_text, **bounds)
-
-
-class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class EngineConfig(ServerConfig, frozen=True, kw_only=True, omit_defaults=True):
     """Settings of one runtime: a gateway and its engine. Build it with `from_settings`."""
 
     model_path: Annotated[
-        str, _says("Alias, folder, .gguf file or hub id of the model.", min_length=1)
+        str, says("Alias, folder, .gguf file or hub id of the model.", min_length=1)
     ] = "smollm2-135m-instruct"
     tokenizer_path: (
-        Annotated[str, _says("Folder or file of the tokenizer, if not the model's own.")] | None
+        Annotated[str, says("Folder or file of the tokenizer, if not the model's own.")] | None
     ) = None
     load_format: Annotated[
         Literal["auto", "safetensors", "gguf", "dummy"],
-        _says("Where weights come from; dummy makes random ones from config.json alone."),
+        says("Where weights come from; dummy makes random ones from config.json alone."),
     ] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        _says("Type to compute in. auto: bfloat16 where the hardware has it, else float32."),
+        says("Type to compute in. auto: bfloat16 where the hardware has it, else float32."),
     ] = "auto"
     kv_cache_dtype: Annotated[
-        Literal["auto"], _says("Type of the KV cache. auto: the same as dtype.")
+        Literal["auto"], says("Type of the KV cache. auto: the same as dtype.")
     ] = "auto"
     context_length: (
         Annotated[
-            int, _says("Longest prompt and answer together, in tokens. None: the model's.", ge=2)
+            int, says("Longest prompt and answer together, in tokens. None: the model's.", ge=2)
         ]
         | None
     ) = None
     device: Annotated[
-        Literal["auto", "cpu", "cuda"], _says("Where to run. auto: cuda where there is one.")
+        Literal["auto", "cpu", "cuda"], says("Where to run. auto: cuda where there is one.")
     ] = "auto"
     page_size: Annotated[
-        int, _says("Grain of KV allocation in tokens; sharing is always by the token.", ge=1, le=1)
+        int, says("Grain of KV allocation in tokens; sharing is always by the token.", ge=1, le=1)
     ] = 1
     max_total_tokens: (
-        Annotated[
-            int, _says("Slots of KV in all, in tokens. None: from the memory there is.", ge=2)
-        ]
+        Annotated[int, says("Slots of KV in all, in tokens. None: from the memory there is.", ge=2)]
         | None
     ) = None
     mem_fraction_static: Annotated[
-        float, _says("Share of the device's memory for weights and KV together.", gt=0.0, lt=1.0)
+        float, says("Share of the device's memory for weights and KV together.", gt=0.0, lt=1.0)
     ] = 0.85
     max_running_requests: Annotated[
-        int, _says("Requests that run at the same time.", ge=1, le=65536)
+        int, says("Requests that run at the same time.", ge=1, le=65536)
     ] = 256
     max_queued_requests: (
-        Annotated[int, _says("Requests that may wait; more are refused. None: no limit.", ge=1)]
+        Annotated[int, says("Requests that may wait; more are refused. None: no limit.", ge=1)]
         | None
     ) = None
     max_queued_tokens: (
-        Annotated[
-            int, _says("Prompt tokens that may wait; more are refused. None: no limit.", ge=1)
-        ]
+        Annotated[int, says("Prompt tokens that may wait; more are refused. None: no limit.", ge=1)]
         | None
     ) = None
     priority_classes: (
         Annotated[
             str,
-            _says(
+            says(
                 "Named classes of requests as a JSON object, name to bounds: priority (lower goes "
                 "first), max_running, max_queued, max_queued_tokens, context_length. interactive "
                 "(0) and batch (10) are there without it."
@@ -106,12 +100,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         | None
     ) = None
     priority_ageing: Annotated[
-        float, _says("Seconds of waiting that are worth one step of priority.", gt=0.0)
+        float, says("Seconds of waiting that are worth one step of priority.", gt=0.0)
     ] = 10.0
     chunked_prefill_size: (
         Annotated[
             int,
-            _says(
+            says(
                 "Prompt tokens computed in one step at most; -1: whole prompts. "
                 "None: 512 on a CPU, 8192 on a GPU.",
                 ge=-1,
@@ -121,48 +115,48 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     ) = None
     schedule_policy: Annotated[
         Literal["fcfs", "lpm", "dfs", "program"],
-        _says("Who goes first: arrival, longest cached prefix, tree order, or whole programs."),
+        says("Who goes first: arrival, longest cached prefix, tree order, or whole programs."),
     ] = "fcfs"
     radix_eviction_policy: Annotated[
         Literal["lru", "lfu", "program"],
-        _says("What leaves the cache first; program keeps what live programs read again."),
+        says("What leaves the cache first; program keeps what live programs read again."),
     ] = "lru"
-    disable_radix_cache: Annotated[bool, _says("Share nothing between requests.")] = False
+    disable_radix_cache: Annotated[bool, says("Share nothing between requests.")] = False
     disable_overlap_schedule: Annotated[
-        bool, _says("Do not schedule the next step while one runs.")
+        bool, says("Do not schedule the next step while one runs.")
     ] = False
-    disable_cuda_graph: Annotated[bool, _says("Launch kernels one by one on CUDA.")] = False
+    disable_cuda_graph: Annotated[bool, says("Launch kernels one by one on CUDA.")] = False
     disable_tree_attention: Annotated[
-        bool, _says("On CUDA: every request reads its whole prefix, shared or not.")
+        bool, says("On CUDA: every request reads its whole prefix, shared or not.")
     ] = False
     cuda_graph_max_bs: Annotated[
-        int, _says("Largest decode batch that is captured as a CUDA graph.", ge=1, le=4096)
+        int, says("Largest decode batch that is captured as a CUDA graph.", ge=1, le=4096)
     ] = 256
     enable_deterministic_inference: Annotated[
         bool,
-        _says(
+        says(
             "On CUDA: the same request gives the same bits whatever runs beside it, is cached, or "
             "how it is cut into chunks. Slower."
         ),
     ] = False
     schedule_conservativeness: Annotated[
-        float, _says("Above 1 admits fewer requests and retracts less.", gt=0.0, le=100.0)
+        float, says("Above 1 admits fewer requests and retracts less.", gt=0.0, le=100.0)
     ] = 1.0
     grammar_backend: Annotated[
         Literal["auto", "outlines", "llguidance"],
-        _says("What compiles constraints on output. auto: by the kind of constraint."),
+        says("What compiles constraints on output. auto: by the kind of constraint."),
     ] = "auto"
     random_seed: (
         Annotated[
-            int, _says("Seed of dummy weights and unseeded draws. None: random.", ge=0, lt=2**31)
+            int, says("Seed of dummy weights and unseeded draws. None: random.", ge=0, lt=2**31)
         ]
         | None
     ) = None
     served_model_name: (
-        Annotated[str, _says("Name the server gives the model. None: model_path.")] | None
+        Annotated[str, says("Name the server gives the model. None: model_path.")] | None
     ) = None
     chat_template: (
-        Annotated[str, _says("Jinja file of a chat template to use instead of the model's own.")]
+        Annotated[str, says("Jinja file of a chat template to use instead of the model's own.")]
         | None
     ) = None
     tool_call_parser: Annotated[
@@ -171,7 +165,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             "pythonic", "llama4_pythonic", "deepseek", "deepseekv3", "deepseek_v3", "deepseekv31",
             "deepseek_v31",
         ],
-        _says("How the model writes calls of tools. auto: as its chat template shows."),
+        says("How the model writes calls of tools. auto: as its chat template shows."),
     ] = "auto"  # fmt: skip
     reasoning_parser: Annotated[
         Literal[
@@ -179,83 +173,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             "deepseek-v3", "deepseek_v3", "glm45", "step3", "kimi", "mistral", "seed-oss",
             "seed_oss",
         ],
-        _says("How the model marks its thinking. auto: as its chat template shows."),
+        says("How the model marks its thinking. auto: as its chat template shows."),
     ] = "auto"  # fmt: skip
     trust_request_chat_template: Annotated[
-        bool, _says("Let requests bring chat templates of their own, rendered in a sandbox.")
+        bool, says("Let requests bring chat templates of their own, rendered in a sandbox.")
     ] = False
-    host: Annotated[
-        str, _says("Interface to listen on; any but loopback needs an API key.", min_length=1)
-    ] = "127.0.0.1"
-    port: Annotated[int, _says("TCP port of the HTTP endpoints.", ge=0, le=65535)] = 8000
-    zmq_port: Annotated[int, _says("TCP port of the ZMQ endpoint.", ge=0, le=65535)] = 7411
-    api_key: (
-        Annotated[
-            str,
-            _says("Key that clients must send; several are separated by commas.", min_length=1),
-        ]
-        | None
-    ) = None
-    api_key_file: (
-        Annotated[str, _says("File of more keys, one a line; a line with # is a comment.")] | None
-    ) = None
-    admin_key: (
-        Annotated[
-            str,
-            _says("Key of its own for what operators ask, such as /flush_cache.", min_length=1),
-        ]
-        | None
-    ) = None
-    metrics_key: (
-        Annotated[str, _says("Key of its own for /metrics, which is open otherwise.", min_length=1)]
-        | None
-    ) = None
-    no_auth: Annotated[
-        bool, _says("Listen on any interface without a key: whoever reaches it may use it.")
-    ] = False
-    cors_origin: (
-        Annotated[
-            str,
-            _says(
-                "Origins whose pages may call the HTTP endpoints, separated by commas; * is all. "
-                "None: none may.",
-                min_length=1,
-            ),
-        ]
-        | None
-    ) = None
-    ssl_certfile: (
-        Annotated[str, _says("Certificate chain (PEM) to serve HTTPS with.", min_length=1)] | None
-    ) = None
-    ssl_keyfile: (
-        Annotated[
-            str,
-            _says("Private key (PEM), if it is not in the certificate's file.", min_length=1),
-        ]
-        | None
-    ) = None
-    max_body_bytes: Annotated[int, _says("Largest body of an HTTP request.", ge=1024)] = 16 << 20
-    max_choices: Annotated[
-        int, _says("Answers of one HTTP request at most: prompts times n.", ge=1)
-    ] = 4096
-    drain_seconds: Annotated[
-        float, _says("What running work gets when the server is told to stop.", ge=0.0)
-    ] = 25.0
-    restart_engine: Annotated[
-        bool, _says("Start a dead engine again, and with it what had streamed nothing.")
-    ] = False
-    disable_vllm_metrics: Annotated[
-        bool, _says("Show metrics under ramet's names only, not also under vLLM's.")
-    ] = False
-    curve: (
-        Annotated[
-            str,
-            _says(
-                "Folder of the server's CURVE keys, made on first use: encrypts the TCP endpoint."
-            ),
-        ]
-        | None
-    ) = None
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> EngineConfig:

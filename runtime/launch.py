@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import atexit
-import fcntl
 import ipaddress
 import logging
 import os
 import queue
 import re
-import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from .config import KEY_VARIABLES, EngineConfig
+from .config import KEY_VARIABLES, ZMQ_PORT, EngineConfig
+from .folder import SocketFolder
 from .keys import check_keys, read_keys
 from .process import Child, Word
 from .protocol.errors import BackendError, BadInputError, ErrorInfo
@@ -34,8 +31,10 @@ Progress = Callable[[str, float], None]
 Log = Callable[[str, str], None]
 """Called with a child's name and one line of its stderr, from a thread of the launcher."""
 
-_SOCKET_PATH_BYTES = 100  # a Unix socket's path holds 107
 STOP_SECONDS = 5.0
+MOST_RESTARTS, RESTART_WINDOW_SECONDS = 3, 300.0
+"""An engine that died more often than that, in that time, stays dead."""
+_LOOK_SECONDS = 0.1
 # How long an engine's threads on the CPU spin before they sleep. For milliseconds, the default, is
 # right on an idle machine only; beside other work each spins away the time that the other needs:
 # measured 20 times slower. Not to spin at all costs a third. The user's own choice stays.
@@ -61,9 +60,11 @@ def start(
     """
     config = _with_keys(EngineConfig.from_settings(settings))
     binds = [_endpoint(config)] if listen else []
+    if listen:
+        _check_port(config)
     progress = _Stopwatch(on_progress)
     _resolve(config, progress)
-    folder = _Folder()
+    folder = SocketFolder()
     launched = Launched(config, folder, binds, on_log or _log_to_logging)
     try:
         launched._wait_until_ready(progress, timeout)
@@ -76,7 +77,9 @@ def start(
 class Launched:
     """A running gateway and engine. `stop` it; leaving the interpreter does so too."""
 
-    def __init__(self, config: EngineConfig, folder: _Folder, binds: list[str], log: Log) -> None:
+    def __init__(
+        self, config: EngineConfig, folder: SocketFolder, binds: list[str], log: Log
+    ) -> None:
         self.config = config
         self.address = folder.address("gateway")
         """Where clients on this machine connect: ``ipc://…``."""
@@ -91,6 +94,8 @@ class Launched:
         self._owner = os.getpid()
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
+        self._serving = False
+        self._deaths: list[float] = []
         self._started: queue.Queue[BaseException | None] = queue.Queue()
         # The kernel ends a child when the thread that made it ends: so a thread that stays.
         threading.Thread(target=self._own_children, daemon=True, name="ramet-launcher").start()
@@ -127,12 +132,13 @@ class Launched:
         return {child.name: child.pid for child in self._children}
 
     def check(self) -> ErrorInfo | None:
-        """Why the runtime no longer works, or None while both processes run."""
+        """Why the runtime no longer works, or None while both processes run, or will again."""
         if self._stopped.is_set():
             return ErrorInfo("backend", "the runtime was shut down")
-        for child in self._children:
+        for child in list(self._children):
             error = child.dead()
-            if error is not None:
+            revives = child.name == "engine" and self.config.restart_engine and self._may_revive()
+            if error is not None and not revives:
                 return error
         return None
 
@@ -152,40 +158,66 @@ class Launched:
             atexit.unregister(self.stop)
 
     def _own_children(self) -> None:
-        config = self.config.to_json()
-        bind_args = [part for bind in self._binds for part in ("--bind", bind)]
-        # Ours alone, whatever we inherited; and the engine needs none.
-        keys = {
-            variable: getattr(self.config, name) or "" for name, variable in KEY_VARIABLES.items()
-        }
-        engine = {
-            **dict.fromkeys(KEY_VARIABLES.values(), ""),
-            _SPIN_VARIABLE: os.environ.get(_SPIN_VARIABLE, _SPINS),
-        }
-        served = len(self._binds) > 1
-        drain = ["--http", "--drain", str(self.config.drain_seconds)] if served else []
-        plans = (
-            ("gateway", ["--engine", self._engine_address, *drain, *bind_args], keys),
-            ("engine", ["--bind", self._engine_address], engine),
-        )
         try:
-            for name, args, env in plans:
-                child = Child(
-                    name,
-                    MODULES[name],
-                    ["--config", config, *args],
-                    words=self._words,
-                    log=self._log,
-                    env=env,
-                )
-                self._children.append(child)
+            for name in MODULES:
+                self._children.append(self._child(name))
         except OSError as failure:
             for child in self._children:
                 child.stop(0.0)
             self._started.put(failure)
             return
         self._started.put(None)
-        self._stopped.wait()
+        while not self._stopped.wait(_LOOK_SECONDS):
+            if self._serving and self.config.restart_engine:
+                self._hear()
+                self._revive()
+
+    def _child(self, name: str) -> Child:
+        env = dict.fromkeys(KEY_VARIABLES.values(), "")  # whatever we inherited
+        if name == "gateway":
+            args = ["--engine", self._engine_address]
+            args += [part for bind in self._binds for part in ("--bind", bind)]
+            if len(self._binds) > 1:
+                args += ["--http", "--drain", str(self.config.drain_seconds)]
+            for setting, variable in KEY_VARIABLES.items():
+                env[variable] = getattr(self.config, setting) or ""
+        else:
+            args = ["--bind", self._engine_address]
+            env[_SPIN_VARIABLE] = os.environ.get(_SPIN_VARIABLE, _SPINS)
+        return Child(
+            name,
+            MODULES[name],
+            ["--config", self.config.to_json(), *args],
+            words=self._words,
+            log=self._log,
+            env=env,
+        )
+
+    def _revive(self) -> None:
+        """Start a dead engine again, unless it dies too often. The gateway finds it by its address,
+        and has kept what it may submit again."""
+        with self._stopping:
+            place = [child.name for child in self._children].index("engine")
+            error = self._children[place].dead()
+            if self._stopped.is_set() or error is None or not self._may_revive():
+                return
+            self._deaths.append(time.monotonic())
+            self._log("launcher", f"{error.message}; it is started again")
+            try:
+                self._children[place] = self._child("engine")
+            except OSError as failure:
+                self._log("launcher", f"the engine could not be started again: {failure}")
+
+    def _may_revive(self) -> bool:
+        since = time.monotonic() - RESTART_WINDOW_SECONDS
+        return sum(death > since for death in self._deaths) < MOST_RESTARTS
+
+    def _hear(self) -> None:
+        """What an engine says that was started again."""
+        while not self._words.empty():
+            child, kind, said = self._words.get()
+            if kind != "exit":
+                self._log("launcher", f"{child.name}{' ready' if kind == 'ready' else f': {said}'}")
 
     def _wait_until_ready(self, progress: _Stopwatch, timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -202,6 +234,7 @@ class Launched:
                 progress(f"{child.name} ready")
             else:
                 progress(f"{child.name}: {said}")
+        self._serving = True
 
 
 def _start_failure(child: Child) -> Exception:
@@ -222,47 +255,6 @@ class _Stopwatch:
             self._listener(what, time.monotonic() - self._began)
 
 
-class _Folder:
-    """A folder that only this user can enter. Its lock is held while this process lives, so that a
-    later start can tell and remove what a killed one left."""
-
-    def __init__(self) -> None:
-        base = Path(tempfile.gettempdir())
-        if len(os.fsencode(base)) + len("/ramet-xxxxxxxx/gateway.ipc") > _SOCKET_PATH_BYTES:
-            base = Path("/tmp")
-        _sweep(base)
-        self.path = Path(tempfile.mkdtemp(prefix="ramet-", dir=base))
-        unseen = self.path / "lock.new"
-        self._lock = os.open(unseen, os.O_CREAT | os.O_RDWR, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        unseen.rename(self.path / "lock")  # sweepers only see it locked
-
-    def address(self, name: str) -> str:
-        return f"ipc://{self.path / name}.ipc"
-
-    def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
-
-
-def _sweep(base: Path) -> None:
-    for lock in base.glob("ramet-*/lock"):
-        try:
-            if lock.parent.stat().st_uid != os.getuid():
-                continue
-            handle = os.open(lock, os.O_RDWR)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            pass  # its owner lives
-        else:
-            shutil.rmtree(lock.parent, ignore_errors=True)
-        finally:
-            os.close(handle)
-
-
 def _endpoint(config: EngineConfig) -> str:
     """``tcp://address:port``; zmq binds to numbers, so names are looked up here."""
     try:
@@ -277,7 +269,23 @@ def _endpoint(config: EngineConfig) -> str:
             param="api_key",
         )
     host = f"[{address}]" if address.version == 6 else str(address)
-    return f"tcp://{host}:{config.zmq_port}"
+    return f"tcp://{host}:{ZMQ_PORT if config.zmq_port is None else config.zmq_port}"
+
+
+def _check_port(config: EngineConfig) -> None:
+    """Say that the port is taken before a model is fetched and loaded. Raises `BackendError`."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise BackendError(
+            f"cannot bind to http://{config.host}:{config.port}: {error.strerror}; another port "
+            "is chosen with port (--port)"
+        ) from None
 
 
 def _with_keys(config: EngineConfig) -> EngineConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 
 import zmq
 
-from ..config import EngineConfig
+from ..config import ZMQ_PORT, EngineConfig
 from ..model.store import resolve
 from ..protocol.errors import BackendError, BadInputError
 from ..version import version
@@ -24,6 +25,8 @@ from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from .http.server import HttpServer
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -50,7 +53,7 @@ async def assemble(config: EngineConfig, engine_address: str, binds: list[str]) 
     tokenizer, `BackendError` for an address in use or an engine that does not answer."""
     for address in binds:
         check_address(address, bool(config.api_key), config.no_auth)
-    engine = EngineClient(engine_address)
+    engine = EngineClient(engine_address, resubmit=config.restart_engine)
     try:
         files = resolve(config.model_path)
         source = resolve(config.tokenizer_path) if config.tokenizer_path else None
@@ -124,12 +127,26 @@ def bind(
             if config.curve and address.startswith("tcp://"):
                 _encrypt(socket, config.curve)
             socket.setsockopt(zmq.IPV6, int("[" in address))
-            socket.bind(address)
+            _bind_near(socket, address, config)
             addresses.append(_last_endpoint(socket))
     except zmq.ZMQError as error:
         socket.close(0)
         raise BackendError(f"cannot bind to {address}: {error}") from None
     return socket, addresses
+
+
+def _bind_near(socket: zmq.Socket[bytes], address: str, config: EngineConfig) -> None:
+    """Bind to an address; to any port of its host when it is the usual one, nobody asked for it and
+    it is taken, as by another server on this machine."""
+    try:
+        socket.bind(address)
+    except zmq.ZMQError as error:
+        host, _, port = address.rpartition(":")
+        usual = address.startswith("tcp://") and config.zmq_port is None and port == str(ZMQ_PORT)
+        if not usual or error.errno != zmq.EADDRINUSE:
+            raise
+        log.warning("port %s is taken by somebody else; programs find another", port)
+        socket.bind(f"{host}:*")
 
 
 def _last_endpoint(socket: zmq.Socket[Any]) -> str:

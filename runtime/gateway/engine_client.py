@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 CREDITS = 64
 HEARTBEAT_S = 10.0
 """libzmq's threads answer each other whatever the engine computes: not to answer is to be gone."""
+RETURN_S = 600.0
+"""What waits for an engine to come back waits no longer."""
 SILENCE_S = 300.0
 """The engine's loop speaks between steps, and a step may be long where the machine is busy."""
 
@@ -46,15 +48,24 @@ class EngineClient:
 
     Lives on one asyncio loop; make it inside that loop. All waiting requests fail at once when
     the connection closes, when the engine's process does not answer for ``heartbeat_s`` (frozen,
-    or unreachable), or its loop says nothing for ``silence_s`` (stuck). When the engine (or another
-    one at the same address) is back, requests are taken again; handles that it does not know are
-    made good by sending whole prompts.
+    or unreachable), or its loop says nothing for ``silence_s`` (stuck). With ``resubmit`` those of
+    which nobody was told anything wait instead, and are submitted again (once) when the engine is
+    back. When the engine (or another one at the same address) is back, requests are taken again;
+    handles that it does not know are made good by sending whole prompts.
     """
 
     def __init__(
-        self, address: str, *, heartbeat_s: float = HEARTBEAT_S, silence_s: float = SILENCE_S
+        self,
+        address: str,
+        *,
+        heartbeat_s: float = HEARTBEAT_S,
+        silence_s: float = SILENCE_S,
+        resubmit: bool = False,
     ) -> None:
         self._silence_s = silence_s
+        self._resubmit = resubmit
+        self._lost_rids: list[int] = []
+        self._lost_at = 0.0
         self._requests: dict[int, EngineRequest] = {}
         self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._rids = itertools.count(1)
@@ -202,7 +213,7 @@ class EngineClient:
             log.error("the engine refused the connection: %s", error)
             return
         self.info = answer.result() or {"engine": self.address}
-        self._gone = None
+        self._back()
 
     # --- in ---
 
@@ -221,12 +232,37 @@ class EngineClient:
             # Nobody will read them: should the loop go on, it must not compute them for nothing.
             self._send(Abort(rids=list(self._requests)))
             self._lost(f"the engine is gone: nothing heard for {silent:.0f} s")
+        elif self._gone is not None and time.monotonic() > self._lost_at + RETURN_S:
+            self._fail_all(self._gone)
 
     def _lost(self, why: str) -> None:
-        if self.info and self._gone is None:
-            log.error("%s", why)
-            self._gone = why
-            self._fail_all(why)
+        if not self.info or self._gone is not None:
+            return
+        log.error("%s", why)
+        self._gone = why
+        self._lost_at = time.monotonic()
+        self._lost_rids = list(self._requests)
+        kept = [r for r in self._requests.values() if self._resubmit and r.begin_anew()]
+        for request in kept:
+            del self._requests[request.rid]
+        self._fail_all(why)
+        for request in kept:  # by new numbers: who hears of the old ones hears of what is lost
+            request.rid = next(self._rids)
+            self._requests[request.rid] = request
+
+    def _back(self) -> None:
+        """The engine, or another in its place, takes requests again."""
+        if self._gone is None:
+            return
+        self._gone = None
+        self.observer.restarted()
+        if self._lost_rids:
+            # A new one may find what was on its way to the old one.
+            self._send(Abort(rids=self._lost_rids))
+        if self._requests:
+            log.info("submitting %d requests again", len(self._requests))
+        for request in self._requests.values():
+            self._send(request.submit(whole=True))
 
     def _fail_all(self, why: str) -> None:
         requests, self._requests = self._requests, {}
@@ -253,8 +289,8 @@ class EngineClient:
             request = self._requests.get(message.rid)
             if request is not None:
                 self._send(request.submit(whole=True))
-        elif isinstance(message, Beat) and self._gone is not None and self.info:
-            self._gone = None
+        elif isinstance(message, Beat) and self.info:
+            self._back()
 
     def _on_answer(self, message: Answer) -> None:
         answer = self._asked.pop(message.id, None)

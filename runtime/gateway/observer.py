@@ -15,6 +15,9 @@ class Observer:
     def began(self) -> None:
         """A request was sent off."""
 
+    def restarted(self) -> None:
+        """The engine was gone and is back."""
+
     def gaps(self, seconds: Sequence[float]) -> None:
         """Tokens have come, so long after the ones before of the same requests."""
 

@@ -50,6 +50,7 @@ class EngineRequest:
     __slots__ = (
         "_fresh",
         "_waiter",
+        "again",
         "base",
         "base_len",
         "error",
@@ -103,6 +104,8 @@ class EngineRequest:
         self.error: RametError | None = None
         self.first_token_at: float | None = None
         self.last_token_at = 0.0
+        self.again = False
+        """Whether it was submitted before, to an engine that is gone."""
         self._fresh = False
         self._waiter: asyncio.Future[None] | None = None
 
@@ -131,6 +134,18 @@ class EngineRequest:
         self.prompt_logprobs[piece.start : piece.start + len(values)] = values
         for offset, top in enumerate(piece.top):
             self.prompt_tops[piece.start + offset] = top
+
+    def begin_anew(self) -> bool:
+        """Forget what has come, so that it can be submitted again. False, and nothing forgotten,
+        when somebody was told of it, or it is not the first time."""
+        if self.again or (self.streaming and self.tokens):
+            return False
+        self.again = True
+        for kept in (self.tokens, self.logprobs, self.tops, self.prompt_tops):
+            kept.clear()
+        self.prompt_logprobs = None
+        self.first_token_at = None
+        return True
 
     def wake(self) -> None:
         """Something has come."""

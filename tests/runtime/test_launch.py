@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -176,7 +177,7 @@ def test_children_outlive_the_thread_that_started_them():
         box[0].stop()
 
 
-def test_children_die_with_a_parent_that_is_killed_and_the_next_start_sweeps(stand_ins):
+def test_children_die_with_a_parent_that_is_killed_and_leave_nothing(stand_ins):
     script = textwrap.dedent("""
         import tempfile, sys, time
         tempfile.tempdir = sys.argv[1]
@@ -195,9 +196,124 @@ def test_children_die_with_a_parent_that_is_killed_and_the_next_start_sweeps(sta
     parent.kill()
     parent.communicate()
     assert gone_within(pids, 3)
-    assert len(list(stand_ins.glob("ramet-*"))) == 1
-    launch.start({}).stop()
-    assert not list(stand_ins.glob("ramet-*"))
+    deadline = time.monotonic() + 3
+    while list(stand_ins.glob("ramet-*")):
+        assert time.monotonic() < deadline, "its folder is still there"
+        time.sleep(0.02)
+
+
+def test_a_start_sweeps_what_nobody_could_remove(stand_ins):
+    """Of a runtime that was killed together with all that would have tidied up after it."""
+    left = stand_ins / "ramet-left"
+    left.mkdir()
+    (left / "lock").touch()
+    (left / "gateway.ipc").touch()
+    running = launch.start({})
+    try:
+        assert not left.exists()
+        second = launch.start({})
+        second.stop()
+        assert running.check() is None
+        assert pathlib.Path(running.address.removeprefix("ipc://")).parent.exists()
+    finally:
+        running.stop()
+
+
+def test_what_tidies_up_ends_with_the_runtime(stand_ins):
+    running = launch.start({})
+    folder = str(pathlib.Path(running.address.removeprefix("ipc://")).parent)
+
+    def janitors() -> list[str]:
+        found = []
+        for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                if folder.encode() in path.read_bytes() and b"janitor" in path.read_bytes():
+                    found.append(path.parent.name)
+            except OSError:
+                pass
+        return found
+
+    assert len(janitors()) == 1
+    running.stop()
+    deadline = time.monotonic() + 3
+    while janitors():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def wait_for(check, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not check():
+        assert time.monotonic() < deadline, "it never came to hold"
+        time.sleep(0.02)
+
+
+def test_a_dead_engine_is_started_again_when_told_to():
+    logged: list[tuple[str, str]] = []
+    running = launch.start(
+        {"restart_engine": True}, on_log=lambda name, line: logged.append((name, line))
+    )
+    try:
+        before = running.pids
+        os.kill(before["engine"], signal.SIGKILL)
+        wait_for(lambda: running.pids["engine"] != before["engine"])
+        assert running.pids["gateway"] == before["gateway"]
+        wait_for(lambda: ("launcher", "engine ready") in logged)
+        assert running.check() is None
+        assert any("SIGKILL" in line for name, line in logged if name == "launcher")
+        pids = running.pids
+    finally:
+        running.stop()
+    assert gone_within(pids.values(), 1)
+
+
+def test_an_engine_that_dies_too_often_stays_dead(monkeypatch):
+    monkeypatch.setattr(launch, "MOST_RESTARTS", 2)
+    running = launch.start({"restart_engine": True})
+    try:
+        for _ in range(2):
+            pid = running.pids["engine"]
+            os.kill(pid, signal.SIGKILL)
+            wait_for(lambda pid=pid: running.pids["engine"] != pid)
+            assert running.check() is None
+        os.kill(running.pids["engine"], signal.SIGKILL)
+        wait_for(lambda: running.check() is not None)
+        assert "SIGKILL" in running.check().message
+        time.sleep(0.3)
+        assert running.check() is not None
+    finally:
+        running.stop()
+
+
+def test_a_dead_gateway_is_not_started_again():
+    running = launch.start({"restart_engine": True})
+    try:
+        os.kill(running.pids["gateway"], signal.SIGKILL)
+        wait_for(lambda: running.check() is not None)
+        assert "gateway" in running.check().message
+    finally:
+        running.stop()
+
+
+def test_a_stop_while_the_engine_starts_again_leaves_nothing(monkeypatch):
+    running = launch.start({"restart_engine": True})
+    monkeypatch.setenv("ENGINE_DOES", "hang")
+    os.kill(running.pids["engine"], signal.SIGKILL)
+    first = running.pids["engine"]
+    wait_for(lambda: running.pids["engine"] != first)
+    pids = running.pids
+    running.stop(0.5)
+    assert gone_within(pids.values(), 1)
+
+
+def test_a_port_in_use_is_said_before_anything_starts(stand_ins):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(BackendError, match=rf"127.0.0.1:{port}.*in use.*--port"):
+            launch.start({"port": port}, listen=True)
+    assert not list(stand_ins.iterdir())
 
 
 def test_leaving_the_interpreter_stops_the_children(stand_ins):
@@ -217,7 +333,7 @@ def test_leaving_the_interpreter_stops_the_children(stand_ins):
 
 
 def test_listening_binds_tcp_and_passes_the_key_by_the_environment():
-    running = launch.start({"api_key": "s3cret", "zmq_port": 7499}, listen=True)
+    running = launch.start({"api_key": "s3cret", "port": 0, "zmq_port": 7499}, listen=True)
     try:
         gateway, engine = running.facts["gateway"], running.facts["engine"]
         assert gateway["bind"] == [running.address, "tcp://127.0.0.1:7499"]
