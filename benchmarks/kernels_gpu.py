@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from ramet.kernels import activation, norm, rope, rows, sampling, small_batch
-from ramet.kernels.attention import cold, decode, extend, fused
+from ramet.kernels.attention import cold, decode, extend
 from ramet.kernels.attention.meta import AttentionMeta
 from ramet.kernels.small_batch import Plan
 from ramet.kernels.tuning import Product, candidates, graph_seconds
@@ -135,40 +135,6 @@ def bench_decode(bench: Bench) -> None:
         ways += [{"splits": splits} for splits in (1, 2, 4, 8, 16, 32, 64)]
         for way in ways if bench.sweep else ():
             bench.time(f"  {way}", lambda r=run, w=way: r(**w), cost, len(sets))
-        if items <= 8:
-            fused_steps(bench, model, sets, items, length)
-
-
-def fused_steps(bench: Bench, model: str, sets: Any, items: int, length: int) -> None:
-    """Rotary, write and attention in one kernel, against two and three."""
-    _, _, _, heads, kv_heads, dim, _ = SHAPES[model]
-    qkv = bench.randn(items, (heads + 2 * kv_heads) * dim)
-    table = torch.randn(length, dim, device=bench.device)
-    positions = torch.full((items,), length - 1, dtype=torch.int32, device=bench.device)
-    counters = torch.zeros(items * kv_heads, dtype=torch.int32, device=bench.device)
-
-    def separate() -> None:
-        for k, v, meta in sets:
-            slots = new_slots[id(meta)]
-            q = rope.rope_write(
-                qkv, positions, slots, table, k, v, heads, kv_heads, dim, pdl=True
-            )  # fmt: skip
-            decode.decode(q, k, v, meta, dim**-0.5, pdl=True)
-
-    def together(**options: Any) -> None:
-        for k, v, meta in sets:
-            fused.fused_decode(
-                qkv, table, k, v, meta, heads, kv_heads, dim, dim**-0.5, counters, pdl=True,
-                **options,
-            )  # fmt: skip
-
-    new_slots = {id(meta): meta.table[:, length - 1].long() for _, _, meta in sets}
-    bench.time("  rotary and write, then decode", separate, calls=len(sets))
-    bench.time("  all in one", together, calls=len(sets))
-    ways = [{"tile": tile} for tile in ((64, 8, 3), (32, 4, 3), (128, 8, 3))]
-    ways += [{"splits": splits} for splits in (1, 4, 8, 16, 32)]
-    for way in ways if bench.sweep else ():
-        bench.time(f"  all in one, {way}", lambda w=way: together(**w), calls=len(sets))
 
 
 def bench_extend(bench: Bench) -> None:

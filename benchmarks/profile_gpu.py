@@ -80,7 +80,6 @@ def main() -> int:
     parser.add_argument("--shape", default="qwen2.5-1.5b")
     parser.add_argument("--decode", action="append", default=[], metavar="B:C")
     parser.add_argument("--prefill", action="append", default=[], type=int, metavar="T")
-    parser.add_argument("--fused", type=int, help="rows up to which attention is one kernel")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     import torch
@@ -90,10 +89,6 @@ def main() -> int:
     from ramet.runtime.protocol.messages import EngineSampling
     from ramet.runtime.scheduler.batch import NewRow
 
-    if options.fused is not None:
-        from ramet.runtime.model import device_runner
-
-        device_runner.FUSED_UP_TO = options.fused
     path = CONFIGS / f"{options.shape}.json"
     config = EngineConfig.from_settings(
         {

@@ -4,9 +4,9 @@ graph.
     python benchmarks/step_gpu.py [--model qwen2.5-1.5b] [--batch 1:384 8:1024] [--no-measure]
     [--out FILE]
 
-First the linears' plans are measured as an engine does at its start; then the step is timed with
-the parts of its attention fused or not, with the next weights fetched meanwhile or not, and without
-attention at all, which shows what attention costs.
+First the linears' plans that no table has are measured, also those that an engine leaves out at its
+start; then the step is timed whole, without attention, which shows what that costs, and without
+dependent launch.
 """
 
 from __future__ import annotations
@@ -95,19 +95,14 @@ class Model:
         self.angles = torch.randn(length, dim, device=self.device)
         self.positions, self.slots = lengths - 1, table[:, length - 1].contiguous()
 
-    def step(self, ops: DeviceOps, attention: str = "fused", ahead: bool = False) -> None:
+    def step(self, ops: DeviceOps, attention: bool = True) -> None:
         heads, _, dim = self.shape
         norm = Norm(self.norm, 1e-6)
         x, normed = ops.embed(self.ids, self.embedding), None
         for i, (qkv_w, out_w, up_w, down_w) in enumerate(self.weights):
             qkv = ops.norm_linear(x, self.norm, 1e-6, qkv_w, normed=normed)
             k, v = self.kv[i]
-            if attention == "fused":
-                next_weights = (out_w, up_w) if ahead else None
-                y = ops.decode_attention(
-                    qkv, self.angles, k, v, self.meta, *self.shape, dim**-0.5, ahead=next_weights
-                )
-            elif attention == "parts":
+            if attention:
                 q = ops.rope_write(
                     qkv, self.positions, self.slots, self.angles, k, v, *self.shape
                 )  # fmt: skip
@@ -124,18 +119,12 @@ class Model:
 
 def ways(model: Model) -> dict[str, Callable[[], None]]:
     """What is timed, by name."""
-    plain, apart = DeviceOps(), DeviceOps(fused_tail=False)
-    found: dict[str, Callable[[], None]] = {
-        "attention in three": lambda: model.step(plain, "parts"),
-        "no attention": lambda: model.step(plain, "none"),
+    plain, halted = DeviceOps(), DeviceOps(pdl=False)
+    return {
+        "whole": lambda: model.step(plain),
+        "no attention": lambda: model.step(plain, attention=False),
+        "no dependent launch": lambda: model.step(halted),
     }
-    if len(model.ids) <= 64:
-        found["attention as one kernel"] = lambda: model.step(plain)
-        found["attention in two"] = lambda: model.step(apart)
-        for tile in ((32, 4, 3), (64, 4, 2), (128, 4, 3)):
-            ops = DeviceOps(fused_tile=tile, fused_tail=False)
-            found[f"attention in two, tile {tile}"] = lambda o=ops: model.step(o)
-    return found
 
 
 def main() -> None:

@@ -1,5 +1,4 @@
-"""The operations of a decoder on a CUDA device: `Ops` by Triton kernels, and a few fused ones
-beyond it."""
+"""The operations of a decoder on a CUDA device: `Ops` by Triton kernels."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ import torch
 from . import activation, embed, linear, norm, rope, rows, sampling
 from . import logits as logits_
 from .attention.dispatch import attend
-from .attention.fused import fused_decode
 from .attention.meta import AttentionMeta
 from .invariant import invariant_linear
 from .ops import Norm
@@ -32,33 +30,11 @@ class DeviceOps:
         invariant: bool = False,
         k_scale: float = 1.0,
         v_scale: float = 1.0,
-        fused_tile: tuple[int, int, int] | None = None,
-        fused_tail: bool = True,
-        ahead_bytes: int = 24 << 20,
     ) -> None:
         self.pdl = pdl
         self.invariant = invariant
         self.k_scale = k_scale
         self.v_scale = v_scale
-        self.fused_tile = fused_tile
-        self.fused_tail = fused_tail
-        self.ahead_bytes = ahead_bytes
-        self._counters: dict[torch.device, list[torch.Tensor]] = {}
-
-    def reserve(self, device: torch.device, pairs: int) -> None:
-        """Have counters for `decode_attention` of up to `pairs` items times KV heads.
-
-        Needed before a graph that uses it is captured: raises RuntimeError if it is called too
-        late.
-        """
-        held = self._counters.get(device, [])
-        if held and held[-1].numel() >= pairs:
-            return
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(f"reserve {pairs} counters before the graph is captured")
-        # Graphs captured earlier go on using the smaller ones.
-        more = torch.zeros(pairs, dtype=torch.int32, device=device)
-        self._counters[device] = [*held, more]
 
     def embed(self, ids: torch.Tensor, weight: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         """See `Ops.embed`. Ids outside the table give zeros."""
@@ -201,42 +177,6 @@ class DeviceOps:
             v_scale=self.v_scale, lse=lse, invariant=self.invariant, pdl=self.pdl,
         )  # fmt: skip
         return out, lse
-
-    def decode_attention(
-        self,
-        qkv: torch.Tensor,
-        cos_sin: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        meta: AttentionMeta,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        scale: float,
-        q_norm: torch.Tensor | None = None,
-        k_norm: torch.Tensor | None = None,
-        eps: float = 1e-6,
-        offset: float = 0.0,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: torch.Tensor | None = None,
-        ahead: tuple[torch.Tensor, torch.Tensor] | None = None,
-    ) -> torch.Tensor:
-        """`rope_write` and `attention` of a step that only decodes, as one kernel: qkv [B, (Hq + 2
-        Hk) D] to [B, Hq, D].
-
-        For small batches, up to 16 query heads a KV head, not in invariant mode. Each item's newest
-        K and V go to the slot that the table holds at position kv_lens - 1. Uses counters of
-        `reserve`, on one stream at a time.
-        """
-        self.reserve(qkv.device, len(qkv) * kv_heads)
-        return fused_decode(
-            qkv, cos_sin, k_cache, v_cache, meta, heads, kv_heads, head_dim, scale,
-            self._counters[qkv.device][-1], q_norm=q_norm, k_norm=k_norm, eps=eps, offset=offset,
-            window=window, softcap=softcap, sinks=sinks, k_scale=self.k_scale,
-            v_scale=self.v_scale, tile=self.fused_tile, ahead=ahead, ahead_bytes=self.ahead_bytes,
-            tail=self.fused_tail, pdl=self.pdl,
-        )  # fmt: skip
 
     def gate(self, x: torch.Tensor, act: str) -> torch.Tensor:
         """See `Ops.gate`."""

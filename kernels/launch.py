@@ -27,28 +27,6 @@ def after_previous(PDL: tl.constexpr):
 
 
 @triton.jit
-def fetch_ahead(start, size, worker, workers, CHUNK: tl.constexpr):
-    """Ask for `size` bytes from `start` on (aligned to 16) to be brought into the second-level
-    cache: this worker's share of them. Returns at once; nothing depends on it. For Hopper,
-    compiled.
-    """
-    lane = tl.arange(0, 128).to(tl.int64)
-    chunks = (size + CHUNK - 1) // CHUNK
-    base = start.to(tl.int64)
-    for first in range(worker * 128, chunks, workers * 128):
-        # Past the end the last chunk is asked for again, which costs nothing.
-        offset = tl.minimum((first + lane) * CHUNK, size - CHUNK)
-        tl.inline_asm_elementwise(
-            "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-            "=r,l,r",
-            [base + offset, tl.full([128], CHUNK, tl.int32)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-
-
-@triton.jit
 def fetch_lines(lines, SIZE: tl.constexpr):
     """Ask for the first SIZE bytes (a multiple of 16) at each pointer to be brought into the
     second-level cache. Returns at once; nothing depends on it. For Hopper, compiled."""

@@ -1,7 +1,7 @@
 """Linear layers, and those with a norm, a gate or a residual around them, by the fastest way there
 is.
 
-Reference: `reference.linear`. Up to 128 rows a measured kernel of `small_batch` or `mid_batch` may
+Reference: `reference.linear`. Up to 256 rows a measured kernel of `small_batch` or `mid_batch` may
 take them; else the vendor's library does, with the norm and the gate as kernels of their own.
 """
 

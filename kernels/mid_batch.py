@@ -1,4 +1,4 @@
-"""A decoder's linears for 2 to 128 rows: tensor cores fed by asynchronous copies, K cut into slices
+"""A decoder's linears for 2 to 256 rows: tensor cores fed by asynchronous copies, K cut into slices
 where N alone does not fill the device.
 
 References: `reference.linear`, with `reference.activation` after it. Weight times x transposed, so
@@ -27,7 +27,7 @@ from .launch import (
 )
 from .ops import Norm
 
-MOST_ROWS = 128
+MOST_ROWS = 256
 LARGEST_WIDTH = 16384
 
 
@@ -268,7 +268,7 @@ def mid_linear(
 ) -> torch.Tensor:
     """x [M, K] times weight [N, K] transposed, plus bias [N]: [M, N] of x's or `out`'s dtype.
 
-    16-bit x and weight, 1 to 128 rows. Raises ValueError for shapes that do not fit.
+    16-bit x and weight, 1 to 256 rows. Raises ValueError for shapes that do not fit.
     """
     rows = len(x)
     if out is None:

@@ -160,29 +160,6 @@ class Ops(Protocol):
         """`attention`, and the natural log of each softmax's denominator [T, Hq] float32."""
         ...
 
-    def decode_attention(
-        self,
-        qkv: torch.Tensor,
-        cos_sin: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        meta: AttentionMeta,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        scale: float,
-        q_norm: torch.Tensor | None = None,
-        k_norm: torch.Tensor | None = None,
-        eps: float = 1e-6,
-        offset: float = 0.0,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """`rope_write` and `attention` of a step that only decodes, ``meta.fused``: qkv [B, (Hq + 2
-        Hk) D] to [B, Hq, D]. Item i's newest K and V go where the table says."""
-        ...
-
     def gate(self, x: torch.Tensor, act: Activation) -> torch.Tensor:
         """``act(x[:, :F]) * x[:, F:]`` of [T, 2F]: [T, F]."""
         ...

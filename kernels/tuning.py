@@ -34,7 +34,7 @@ from .small_batch import (
     small_linear,
 )
 
-ROW_BUCKETS = (1, 8, MOST_ROWS, 32, 64, 128)
+ROW_BUCKETS = (1, 8, MOST_ROWS, 32, 64, 128, 256)
 """Row counts for which plans are kept; others go by the next larger one."""
 
 AT_START = (1, 8, MOST_ROWS)
@@ -107,6 +107,8 @@ def tile_candidates(product: Product) -> list[Tiles]:
     rows, n, k, gated, _ = product
     deep = 64 if rows > 64 else 128
     shapes = [(64, deep, 4, 4), (64, 64, 4, 6), (128, 64, 8, 4)]
+    if rows > 128:
+        shapes = [(64, 64, 4, 4), (128, 64, 8, 3), (128, 64, 8, 4)]
     programs = n * (2 if gated else 1) // 64
     slices = [1]
     if not gated and n <= LARGEST_WIDTH:
@@ -118,7 +120,7 @@ def tile_candidates(product: Product) -> list[Tiles]:
         for block_n, block_k, warps, stages in shapes
         for s in slices
     ]
-    return [*found, Tiles(64, 64, 4, 6, slices[-1], ahead=256)]
+    return found if rows > 128 else [*found, Tiles(64, 64, 4, 6, slices[-1], ahead=256)]
 
 
 class Table:

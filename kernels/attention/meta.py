@@ -29,9 +29,6 @@ class AttentionMeta:
     """An upper bound on any kv_len."""
     num_decodes: int = 0
     """The first so many items have one query each."""
-    fused: bool = False
-    """Every item decodes, its slot stands in the table already, and the batch is small: one kernel
-    may rotate, write K and V and attend."""
     q_lens_host: list[int] | None = None
     """q_len of each item, where the host knows them (CPU paths)."""
     kv_lens_host: list[int] | None = None

@@ -6,7 +6,6 @@ import torch
 
 from ..attention.meta import AttentionMeta
 from .attention_plan import FEW, Extend, Keys, plan_for
-from .rope import rope_write
 
 # Scores of a block of queries stay in the cache of a core: so many float32 of them.
 _BLOCK_SCORES = 1 << 18
@@ -45,35 +44,6 @@ def attention_lse(
     """See `Ops.attention_lse`: the output, and the log of each denominator [T, Hq] float32."""
     lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32)
     return _attend(q, k_cache, v_cache, meta, scale, window, softcap, sinks, lse), lse
-
-
-def decode_attention(
-    qkv: torch.Tensor,
-    cos_sin: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    meta: AttentionMeta,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    scale: float,
-    q_norm: torch.Tensor | None = None,
-    k_norm: torch.Tensor | None = None,
-    eps: float = 1e-6,
-    offset: float = 0.0,
-    window: int = 0,
-    softcap: float = 0.0,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """See `Ops.decode_attention`: qkv [B, (Hq + 2 Hk) D] to [B, Hq, D]."""
-    positions = meta.kv_lens.long() - 1
-    slots = meta.table[meta.rows.long(), positions.clamp(min=0)].long()
-    slots = slots.where(positions >= 0, 0)  # an empty item writes to the scratch slot
-    q = rope_write(
-        qkv, positions.clamp(min=0), slots, cos_sin, k_cache, v_cache, heads, kv_heads, head_dim,
-        q_norm, k_norm, eps, offset,
-    )  # fmt: skip
-    return attention(q, k_cache, v_cache, meta, scale, window, softcap, sinks)
 
 
 def _attend(

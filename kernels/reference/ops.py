@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .activation import gate, softcap_
-from .attention import attention, attention_lse, decode_attention
+from .attention import attention, attention_lse
 from .embed import embed
 from .hashing import uniform
 from .linear import head, linear, linear_add, norm_gate_up, norm_linear
@@ -28,7 +28,6 @@ __all__ = [
     "add_rms_norm",
     "attention",
     "attention_lse",
-    "decode_attention",
     "embed",
     "gate",
     "greedy",

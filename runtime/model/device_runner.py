@@ -30,9 +30,6 @@ PAGE = 16
 DECODE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448,
                 512)  # fmt: skip
 EXTEND_SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
-FUSED_UP_TO = 0
-"""Rows of a decode step up to which one kernel does all of attention. Measured on an H200: three
-kernels that overlap are faster at every size."""
 LOGITS_BYTES = 1 << 30
 
 _Mask = tuple[torch.Tensor, torch.Tensor] | None
@@ -77,8 +74,6 @@ class DeviceRunner:
             # One row more than there are: padding of captured steps belongs to it.
             self._tables = RequestTables(max_rows + 1, context_length, device)
             self._sampler = Sampler(self._ops, max_rows + 1, config.vocab_size, device)
-        group = config.num_heads // config.num_kv_heads
-        self._fuses = group <= 16 and not getattr(self._ops, "invariant", False)
         self._staging = Staging(device, 1 << 16)
         self._masks = MaskRows(device, max_rows, config.vocab_size)
         self._decodes: dict[int, CapturedDecode] = {}
@@ -121,7 +116,6 @@ class DeviceRunner:
             tables=self._tables,
             staging=self._staging,
             scratch_row=self.max_rows,
-            fused_up_to=FUSED_UP_TO if self._fuses else 0,
             pool=torch.cuda.graph_pool_handle(),
         )
         sizes = [s for s in DECODE_SIZES if s <= largest]

@@ -43,8 +43,6 @@ class Parts:
     tables: RequestTables
     staging: Staging
     scratch_row: int
-    fused_up_to: int
-    """Decode steps of up to so many rows use the kernel that does all of attention."""
     pool: Any
     """The memory pool that all graphs share: they never run at the same time."""
 
@@ -114,7 +112,6 @@ class CapturedDecode(_Captured):
             max_q=1,
             max_kv=parts.tables.slots.shape[1],
             num_decodes=size,
-            fused=size <= parts.fused_up_to,
         )
 
     def enter(self, batch: StepBatch) -> None:

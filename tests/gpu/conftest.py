@@ -154,7 +154,12 @@ def make_runner(tiny_config):
         ]
         if on == "cpu":
             return HostRunner(
-                config, weights, dtype=dtype, num_slots=slots + 16, max_rows=rows, context_length=1024
+                config,
+                weights,
+                dtype=dtype,
+                num_slots=slots + 16,
+                max_rows=rows,
+                context_length=1024,
             )
         from ramet.runtime.model.device_runner import DeviceRunner
 

@@ -30,7 +30,7 @@ from ramet.kernels import (
     sampling,
     small_batch,
 )
-from ramet.kernels.attention import decode, extend, fused, merge
+from ramet.kernels.attention import decode, extend, merge, tree
 from ramet.kernels.attention.meta import AttentionMeta
 from ramet.kernels.ops import Norm
 from triton.backends.compiler import GPUTarget
@@ -145,11 +145,6 @@ def run_launchers(model: str) -> None:
         )  # fmt: skip
         q = empty(tokens, heads, dim)
         decode.decode(q, *caches, meta_for(tokens, tokens, 1, 8192), dim**-0.5, pdl=True)
-        fused.fused_decode(
-            empty(tokens, (heads + 2 * kv_heads) * dim), empty(8192, dim, dtype=torch.float32),
-            *caches, meta_for(tokens, tokens, 1, 8192), heads, kv_heads, dim, dim**-0.5,
-            empty(tokens * kv_heads, dtype=i32), pdl=True,
-        )  # fmt: skip
     for few in (1, 8):
         x, inside = empty(few, hidden), empty(few, inner)
         qkv = (heads + 2 * kv_heads) * dim
@@ -194,6 +189,11 @@ def run_launchers(model: str) -> None:
         extend.extend(q, *caches, meta_for(2, tokens, tokens, 8192), dim**-0.5)
     float8 = [empty(1 << 20, kv_heads, dim, dtype=torch.float8_e4m3fn) for _ in range(2)]
     decode.decode(empty(64, heads, dim), *float8, meta_for(64, 64, 1, 8192), dim**-0.5)
+    shape = tree.shape_for(heads, kv_heads, dim, torch.bfloat16, 64, torch.device("cpu"))
+    work = tree.work_for(shape, dim, torch.device("meta"))
+    q, table, kv_lens = empty(64, heads, dim), empty(256, 8192, dtype=i32), empty(64, dtype=i32)
+    for pair in (caches, float8):
+        tree.tree_decode(q, *pair, table, kv_lens, work, dim**-0.5, pdl=True)
     merge.merge(
         empty(8, 4, heads, dim, dtype=torch.float32), empty(8, 4, heads, dtype=torch.float32)
     )

@@ -17,14 +17,16 @@ HOT = (
     "decode_kernel",
     "extend_kernel",
     "few_rows_kernel",
-    "fused_decode_kernel",
     "invariant_kernel",
     "merge_kernel",
+    "merge_lists_kernel",
     "mid_rows_kernel",
     "one_row_kernel",
     "rms_norm_kernel",
     "rope_write_kernel",
+    "shared_kernel",
     "sum_parts_kernel",
+    "tails_kernel",
 )
 
 
@@ -47,9 +49,9 @@ def test_kernels_compile_for_hopper(model, tmp_path):
         if one["kernel"] in HOT:
             # The assembler may park an address or two of a short loop; more would cost.
             assert one["spills"] <= 16, f"{name} spills {one['spills']} bytes"
-        if one["kernel"] == "decode_kernel":
+        if one["kernel"] in ("decode_kernel", "shared_kernel", "tails_kernel"):
             assert one["cp.async"] > 0, f"{name} does not load ahead"
-        tall = one["kernel"] in ("extend_kernel", "invariant_kernel")
+        tall = one["kernel"] in ("extend_kernel", "invariant_kernel", "shared_kernel")
         if tall and one["constants"]["BLOCK_M"] >= 64:
             assert one["wgmma"] > 0, f"{name} is not on the fast tensor path"
         if one["kernel"] == "mid_rows_kernel":

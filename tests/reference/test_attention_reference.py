@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ramet.kernels.reference import attention_plan, ops
+from ramet.kernels.reference import attention_plan
 from ramet.kernels.reference.attention import attention, attention_exact, attention_lse
 from ramet.kernels.reference.attention_plan import Keys, plan_for
 
@@ -200,24 +200,3 @@ def test_long_extends_go_block_by_block(paged: Any, dtype: torch.dtype, window: 
     close(got, want)
     close(attention(case.q, case.k, case.v, case.meta, 0.25, window), want)
     assert (got_lse.double() - lse).abs().max() < 1e-4
-
-
-@pytest.mark.parametrize("window", [0, 5])
-def test_a_decode_step_in_one_call(paged: Any, window: int) -> None:
-    """It equals rotation, writing and attention in turn; an empty item touches no one's slots."""
-    heads, kv_heads, dim, lengths = 6, 2, 16, [9, 0, 33, 5]
-    case = paged([1] * 4, lengths, decodes=4)
-    k, v = case.k.clone(), case.v.clone()
-    qkv = torch.randn(4, (heads + 2 * kv_heads) * dim)
-    angles = torch.rand(40, dim // 2) * 6
-    cos_sin = torch.cat((angles.cos(), angles.sin()), -1)
-    shape = (heads, kv_heads, dim)
-    at = torch.tensor([max(n - 1, 0) for n in lengths])
-    slots = case.meta.table[case.meta.rows.long(), at].long()
-    slots[1] = 0
-    q = ops.rope_write(qkv, at.int(), slots, cos_sin, k, v, *shape)
-    want, _ = attention_exact(q, k, v, case.meta, 0.25, window)
-    got = ops.decode_attention(qkv, cos_sin, case.k, case.v, case.meta, *shape, 0.25, window=window)
-    close(got, want)
-    assert torch.equal(case.k, k)
-    assert torch.equal(case.v, v)

@@ -53,24 +53,6 @@ class Attention:
         [2, slots, Hk, D] is this layer's; K and V of the T tokens are written to ``slots`` [T]
         before anything is read."""
         config = self.config
-        if meta.fused:
-            return self.ops.decode_attention(
-                qkv,
-                self.cos_sin,
-                kv[0],
-                kv[1],
-                meta,
-                config.num_heads,
-                config.num_kv_heads,
-                config.head_dim,
-                self.scale,
-                self.q_norm,
-                self.k_norm,
-                config.rms_eps,
-                config.norm_offset,
-                self.window,
-                config.attn_softcap,
-            ).flatten(1)
         q = self.ops.rope_write(
             qkv,
             positions,
