@@ -17,6 +17,9 @@ from .tools.offered import Offer
 
 _KINDS = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "ebnf"}
 _OBJECT = '{"type":"object"}'
+_VALUES = frozenset(("const", "enum", "default", "examples"))
+_OPENING = ("additionalProperties", "patternProperties", "unevaluatedProperties", "anyOf", "oneOf")
+_COMBINING = frozenset(("allOf", "not", "if", "dependentSchemas", "$dynamicRef"))
 _POLICIES = ("disable_any_whitespace", "whitespace", "disable_fallback")
 
 
@@ -111,9 +114,10 @@ def call_form(
 
 def _call_schema(tool: Mapping[str, Any], key: str, place: int, count: int) -> dict[str, Any]:
     function = tool["function"]
-    parameters = function.get("parameters") or {"type": "object", "properties": {}}
-    if not parameters.get("properties") and "additionalProperties" not in parameters:
-        parameters = {**parameters, "additionalProperties": False}
+    given = function.get("parameters") or {"type": "object", "properties": {}}
+    parameters = {name: value for name, value in given.items() if name not in ("$schema", "$id")}
+    if not _combines(parameters):
+        parameters = _closed(parameters)
     start = f"/properties/{key}" if count == 1 else f"/anyOf/{place}/properties/{key}"
     return {
         "type": "object",
@@ -121,6 +125,29 @@ def _call_schema(tool: Mapping[str, Any], key: str, place: int, count: int) -> d
         "required": ["name", key],
         "additionalProperties": False,
     }
+
+
+def _closed(schema: Any) -> Any:
+    """The schema without properties that it does not name, where it does not say that there may be
+    others. What matches it matches the original too; small models make up arguments without end."""
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {name: value if name in _VALUES else _closed(value) for name, value in schema.items()}
+    lists = schema.get("type") == "object" and isinstance(schema.get("properties"), Mapping)
+    if lists and not any(name in schema for name in _OPENING):
+        found["additionalProperties"] = False
+    return found
+
+
+def _combines(schema: Any) -> bool:
+    """Whether parts of it hold for the same object, so that none can be closed by itself."""
+    if isinstance(schema, list):
+        return any(map(_combines, schema))
+    if not isinstance(schema, Mapping):
+        return False
+    return any(name in _COMBINING or _combines(value) for name, value in schema.items())
 
 
 def _moved(schema: Any, start: str) -> Any:

@@ -140,7 +140,8 @@ class TestForcedCalls:
         assert (call.function.name, call.function.arguments) == ("add", '{"a": 1}')
         assert site.world.tokenizer.decode(site.engine.prompts[-1]).endswith("<tool_call>\n")
         schema = json.loads(asked_of(site).spec)
-        assert schema["properties"] == {"name": {"const": "add"}, "arguments": SCHEMA}
+        closed = {**SCHEMA, "additionalProperties": False}
+        assert schema["properties"] == {"name": {"const": "add"}, "arguments": closed}
         assert schema["required"] == ["name", "arguments"]
 
     async def test_any_tool_with_references_that_still_lead_somewhere(self, speaking):
@@ -162,6 +163,26 @@ class TestForcedCalls:
         assert found["properties"]["kind"]["enum"] == ["a", "b"]
         nothing = schema["anyOf"][0]["properties"]["arguments"]
         assert nothing == {"type": "object", "properties": {}, "additionalProperties": False}
+
+    async def test_schemas_are_closed_only_where_that_is_safe(self, site):
+        site.world.executor.context_length = 1 << 14
+        site.engine.says(*'{"name":"add","arguments":{}}')
+        inner = {"type": "object", "properties": {"default": SCHEMA}}
+        kept = {"type": "object", "properties": {}, "additionalProperties": {"type": "integer"}}
+        both = {"type": "object", "properties": {}, "allOf": [SCHEMA, {"required": ["b"]}]}
+        for parameters, want in (
+            ({"type": "object", "properties": {"x": inner, "y": kept}, "default": SCHEMA}, None),
+            (both, both),
+        ):
+            await chat(site, tools=[tool("add", **parameters)], tool_choice="required")
+            found = json.loads(asked_of(site).spec)["properties"]["arguments"]
+            if want is not None:
+                assert found == want
+                continue
+            assert found["additionalProperties"] is False
+            assert found["properties"]["y"] == kept
+            assert found["properties"]["x"]["additionalProperties"] is False
+            assert found["default"] == SCHEMA
 
     @pytest.mark.parametrize(
         ("parser", "answer", "end"),
