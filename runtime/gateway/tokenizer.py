@@ -172,6 +172,13 @@ class Tokenizer:
         """[vocab_size] bytes of every id."""
         return bytes_of_tokens(self.inner, self.vocab_size)
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Bytes of text that one token stands for at most."""
+        return max(
+            max(map(len, self.bytes_table)), *(len(name.encode()) for name in self._special), 1
+        )
+
     def _bytes_with(self, token: int, skip_special: bool) -> bytes:
         self._check(token)
         if not skip_special and token in self.special_ids:

@@ -13,6 +13,7 @@ MOST_LOGPROBS = 20
 MOST_SAMPLES = 128
 MOST_PROMPTS = 2048
 MOST_BIAS = 100.0
+MOST_BIASES = 1 << 16
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -60,6 +61,8 @@ class OpenAIForm(msgspec.Struct, kw_only=True):
             raise bad(f"max_tokens must be at least 0, not {self.max_tokens}", "max_tokens")
         if self.temperature is not None and not 0 <= self.temperature <= 2:
             raise bad(f"temperature must be in [0, 2], not {self.temperature}", "temperature")
+        if self.logit_bias and len(self.logit_bias) > MOST_BIASES:
+            raise bad(f"logit_bias: at most {MOST_BIASES} tokens", "logit_bias")
         check_top("prompt_logprobs", self.prompt_logprobs)
         if self.prompt_logprobs is not None and self.stream:
             raise bad("prompt_logprobs cannot be streamed", "prompt_logprobs")

@@ -42,10 +42,10 @@ async def ids_of_prompt(
     if isinstance(prompt, list):
         ids = prompt_ids(executor, None, prompt)
     elif start:
-        ids = await _threaded(len(prompt), lambda: prompt_ids(executor, prompt, None))
+        ids = await _cut(executor, len(prompt), lambda: prompt_ids(executor, prompt, None))
     else:
         encode = executor.tokenizer.encode
-        ids = np.asarray(await _threaded(len(prompt), lambda: encode(prompt)), np.int32)
+        ids = np.asarray(await _cut(executor, len(prompt), lambda: encode(prompt)), np.int32)
     return fitting(executor, ids)
 
 
@@ -88,7 +88,7 @@ async def prompt_of_messages(
     segments = [*rendered.segments, *([(begun, True)] if begun else [])]
     size = sum(len(text) for text, _ in segments)
     encode = executor.tokenizer.encode_segments
-    ids = await _threaded(size, lambda: np.asarray(encode(segments), np.int32))
+    ids = await _cut(executor, size, lambda: np.asarray(encode(segments), np.int32))
     return ChatPrompt(fitting(executor, ids), rendered.opening)
 
 
@@ -141,6 +141,16 @@ def fitting(executor: EngineExecutor, ids: IntArray) -> IntArray:
     return ids
 
 
-async def _threaded(size: int, encode: Any) -> Any:
-    """Long texts are cut in a thread, so that others go on meanwhile."""
-    return encode() if size < _LONG_CHARACTERS else await asyncio.to_thread(encode)
+async def _cut(executor: EngineExecutor, size: int, encode: Any) -> Any:
+    """Long texts are cut in a thread, so that others go on meanwhile; those that cannot fit are not
+    cut at all: it would take seconds. ``size`` is in characters. Raises `HttpError`."""
+    if size < _LONG_CHARACTERS:
+        return encode()
+    most = executor.context_length
+    if size > most * executor.tokenizer.longest_token:
+        raise bad(
+            f"This model's maximum context length is {most} tokens. However, the prompt has"
+            f" {size} characters",
+            "prompt",
+        )
+    return await asyncio.to_thread(encode)
