@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra import cuda
 
 from ..launch import after_previous
 from .tile import accumulate, finish, inner_mask, scores
@@ -146,6 +147,11 @@ def tails_kernel(
     head = kv_head * GROUP + member
     d = tl.arange(0, BLOCK_D)
     wide = inner_mask(d, D, BLOCK_D)
+    # `shared_kernel`, right before, has waited for what both read, and neither touches what the
+    # other writes: they may overlap, so the wait comes last. The merge after this one reads only
+    # offsets before it waits, so it may be launched at once.
+    if PDL:
+        cuda.gdc_launch_dependents()
     count = tl.load(counts + 1)
     entry = tails + index * FIELDS
     if index < count:
@@ -174,10 +180,9 @@ def tails_kernel(
             mask=own[:, None] & wide & (last > first),
         )
         tl.store(logs + place, log, mask=own)
-    # `shared_kernel`, right before, has waited for what both read, and neither touches what the
-    # other writes: they may overlap, so the wait comes last.
-    if (index < count) | (index == 0):
-        after_previous(PDL)
+    if PDL:  # noqa: SIM102
+        if (index < count) | (index == 0):
+            cuda.gdc_wait()
 
 
 @triton.jit

@@ -103,24 +103,46 @@ class SegmentFinder:
         """Put a row behind those that have most in common with it."""
         if not len(order):
             return np.array([row], np.int32)
-        with_it = self._compare(order, np.int32(row), length)
-        best = int(with_it.argmax())
-        most = int(with_it[best])
-        while best < len(self._common) and self._common[best] > most:
-            best += 1
-        after = self._common[best : best + 1]
-        before, rest = self._common[:best], self._common[best + 1 :]
-        parts = (before, np.array([most], np.int32), np.minimum(after, most), rest)
-        self._common = np.concatenate(parts).astype(np.int32)
-        at = best + 1
-        return np.concatenate((order[:at], [np.int32(row)], order[at:])).astype(np.int32)
+        common, slots = self._common, self._rows.slots
+        # Down the tree: ``at`` begins the run of rows that share ``most`` with the new one; which
+        # of its branches has the next slot too?
+        at, most = 0, self._extend(int(order[0]), row, 0, length)
+        while True:
+            less = np.flatnonzero(common[at:] < most)
+            stop = at + int(less[0]) if len(less) else len(common)
+            branches = np.flatnonzero(common[at:stop] == most) + at
+            last = int(branches[0]) if len(branches) else stop
+            if not len(branches) or most >= length[row] - 1:
+                break
+            heads = order[branches + 1]
+            same = (slots[heads, most] == slots[row, most]) & (length[heads] - 1 > most)
+            if not same.any():
+                break
+            at = int(branches[same.argmax()]) + 1
+            most = self._extend(int(order[at]), row, most + 1, length)
+        there = last + 1
+        between = np.array([most], np.int32)
+        self._common = np.concatenate((common[:last], between, common[last:]))
+        return np.concatenate((order[:there], np.array([row], np.int32), order[there:]))
 
-    def _compare(self, a: IntArray, b: IntArray | np.int32, length: IntArray) -> IntArray:
-        """How many leading slots each of rows ``a`` shares with ``b`` (its counterpart, or one
-        row). The newest token is always a row's own."""
+    def _extend(self, a: int, b: int, low: int, length: IntArray) -> int:
+        """How many leading slots two rows share, ``low`` at least."""
+        one, other = self._rows.slots[a], self._rows.slots[b]
+        high = int(min(length[a], length[b])) - 1
+        while low < high:
+            middle = (low + high + 1) >> 1
+            if one[middle - 1] == other[middle - 1]:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _compare(self, a: IntArray, b: IntArray, length: IntArray) -> IntArray:
+        """How many leading slots each of rows ``a`` shares with its counterpart in ``b``. The
+        newest token is always a row's own."""
         slots = self._rows.slots
         high = np.maximum(np.minimum(length[a], length[b]) - 1, 0)
-        low = np.minimum(slots[a, 0] == slots[b, 0], high).astype(np.int32)
+        low = np.minimum(slots[a, 0] == slots[b, 0], high)
         high = np.where(low, high, 0)
         for _ in range(int(high.max(initial=0)).bit_length()):
             middle = (low + high + 1) >> 1
@@ -160,9 +182,9 @@ class SegmentFinder:
             first, last, base = work.pop()
             inner = common[first : last - 1]
             count = last - first
-            if (int(inner.max()) - base) * (count - 1) <= cost.segment + cost.reader * 2:
+            until, most = int(inner.min()), int(inner.max())
+            if (most - base) * (count - 1) <= cost.segment + cost.reader * 2:
                 continue
-            until = int(inner.min())
             gain = (until - base) * (count - 1) - cost.reader * count - cost.segment
             if gain > 0:
                 group = items[first:last]
@@ -172,6 +194,8 @@ class SegmentFinder:
                 tails[group] = until
                 saved += gain
                 base = until
+            if most == until:
+                continue  # they part at one place, each from all others
             cuts = np.flatnonzero(inner == until) + (first + 1)
             begins = np.concatenate(([first], cuts))
             stops = np.concatenate((cuts, [last]))
