@@ -32,6 +32,8 @@ class Request:
     """(ids, values) for each prompt position from the second on, then for each sample."""
     bad: list[bool] = field(default_factory=list)
     known: bool = False
+    allowed: Callable[[int], list[int]] | None = None
+    """From how many tokens there are to those that may come next."""
 
     @property
     def decoding(self) -> bool:
@@ -74,7 +76,17 @@ class Driver:
                 items.append((request, take))
                 budget -= take
         batch = self.batch(items, num_decodes)
-        result = self.runner.launch(batch).result()
+        ticket = self.runner.launch(batch)
+        if len(batch.masked):
+            rows = self.runner.mask_rows(len(batch.masked))
+            rows[:] = 0
+            for row, at in zip(rows, batch.masked.tolist()):
+                request = items[batch.samples[at]][0]
+                assert request.allowed is not None
+                for token in request.allowed(len(request.output)):
+                    row.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
+            ticket.mask(rows)
+        result = ticket.result()
         spans = iter(zip(batch.prompt_logprobs, result.prompt_logprobs))
         for (item, _, _), values in spans:
             request = items[item][0]
@@ -123,6 +135,7 @@ class Driver:
             want_logprobs=True,
             top_logprobs=self.top,
             num_decodes=num_decodes,
+            masked=np.flatnonzero([items[i][0].allowed is not None for i in samples]),
         )
 
 
