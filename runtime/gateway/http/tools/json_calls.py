@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -12,6 +13,8 @@ Sink = Callable[[str], None]
 _ARGUMENTS = ("arguments", "parameters")
 _DEPTH = 200
 _KEY_CHARACTERS = 256
+_ENDS_LAYOUT = re.compile(r'[\["{}\]]')
+_ENDS_STRING = re.compile(r'["\\]')
 
 
 class JsonCallParser(ToolParser):
@@ -127,7 +130,7 @@ class JsonCallParser(ToolParser):
         depth = 1
         sink(first)
         while depth:
-            character = yield
+            character = yield _ENDS_LAYOUT
             sink(character)
             if character == '"':
                 yield from self._quoted(sink)
@@ -138,10 +141,10 @@ class JsonCallParser(ToolParser):
             elif character in "}]":
                 depth -= 1
 
-    def _quoted(self, sink: Sink) -> Reads[None]:
+    def _quoted(self, sink: Sink, ends_run: re.Pattern[str] | None = _ENDS_STRING) -> Reads[None]:
         """A string after its first quote, to its last."""
         while True:
-            character = yield
+            character = yield ends_run
             sink(character)
             if character == "\\":
                 sink((yield))
@@ -157,7 +160,7 @@ class JsonCallParser(ToolParser):
                 raise NotACallError
             parts.append(character)
 
-        yield from self._quoted(sink)
+        yield from self._quoted(sink, None)  # where it fails must not depend on runs
         try:
             return str(json.loads("".join(parts), strict=False))
         except ValueError:

@@ -1,16 +1,20 @@
-"""The frame of every parser: a generator that is sent one character at a time.
+"""The frame of every parser: a generator that is sent the text.
 
-A machine decides by the characters alone and never by how they were cut into pieces, so any split
-of a text gives the same events. Characters that are not decided on yet are *held*; they become
-content when it turns out that they are no call.
+It gets one character at a time, or, where it yields a pattern, a run of characters up to the next
+that the pattern finds: most of a text means nothing to it. A machine decides by the characters
+alone and never by how they were cut into pieces or runs, so any split of a text gives the same
+events. Characters that are not decided on yet are *held*; they become content when it turns out
+that they are no call.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Generator
+from functools import lru_cache
 from typing import ClassVar, TypeAlias, TypeVar
 
 from .events import CallArguments, CallBegin, Content, Event, merged
@@ -19,8 +23,8 @@ T = TypeVar("T")
 MOST_REREAD = 256
 """Characters of a failed call in which another one is looked for. A bound, as each may fail."""
 
-Reads: TypeAlias = Generator[None, str, T]
-"""A piece of a machine: each ``yield`` is the next character of the text."""
+Reads: TypeAlias = Generator["re.Pattern[str] | None", str, T]
+"""A piece of a machine: each ``yield`` is the next character of the text, or a run of them."""
 
 
 class NotACallError(Exception):
@@ -50,7 +54,7 @@ class ToolParser(ABC):
         self._again: deque[str] = deque()
         self._events: list[Event] = []
         self._machine = self._read()
-        next(self._machine)
+        self._ends_run = next(self._machine)
 
     @abstractmethod
     def _read(self) -> Reads[None]:
@@ -58,14 +62,21 @@ class ToolParser(ABC):
 
     def push(self, text: str) -> list[Event]:
         """What the next piece of text makes certain."""
-        send, again = self._machine.send, self._again
-        for character in text:
-            self._held.append(character)
-            send(character)
-            while again:
-                self._held.append(again.popleft())
-                send(self._held[-1])
+        at = 0
+        while at < len(text):
+            end = at + 1
+            if self._ends_run is not None:
+                found = self._ends_run.search(text, at)
+                end = max(end, found.start() if found is not None else len(text))
+            self._send(text[at:end])
+            while self._again:
+                self._send(self._again.popleft())
+            at = end
         return self._taken()
+
+    def _send(self, text: str) -> None:
+        self._held.append(text)
+        self._ends_run = self._machine.send(text)
 
     def finish(self) -> list[Event]:
         """What is left when no more text comes. Use the parser no further."""
@@ -85,7 +96,7 @@ class ToolParser(ABC):
     # --- what machines do -------------------------------------------------------------------------
 
     def _release(self, but: int = 0) -> None:
-        """What is held is content, ``but`` for so many last characters."""
+        """What is held is content, ``but`` for so many of what was sent last."""
         count = len(self._held) - but
         if count > 0:
             self._events.append(Content("".join(self._held[:count])))
@@ -101,8 +112,9 @@ class ToolParser(ABC):
 
     def _reread(self) -> None:
         """The mark that was met last is content; what is held behind it comes once more."""
-        if len(self._held) <= MOST_REREAD:
-            self._again.extendleft(reversed(self._held[self._marked :]))
+        rest = "".join(self._held[self._marked :])
+        if len(rest) <= MOST_REREAD:
+            self._again.extendleft(reversed(rest))
             del self._held[self._marked :]
         self._release()
 
@@ -133,8 +145,13 @@ class ToolParser(ABC):
         """Content up to one of the marks, which is returned. Blanks before a mark are no content.
         A mark stays held. No mark may begin with another."""
         pending = ""
+        ends_run = _first_of(marks)
         while True:
-            pending += yield
+            text = yield (None if pending else ends_run)
+            if len(text) > 1:
+                self._run(text)
+                continue
+            pending += text
             while pending and not any(mark.startswith(pending) for mark in marks):
                 first, pending = pending[0], pending[1:]
                 if not first.isspace():
@@ -142,6 +159,15 @@ class ToolParser(ABC):
             if pending in marks:
                 self._marked = len(self._held)
                 return pending
+
+    def _run(self, text: str) -> None:
+        """Characters with which no mark begins: content, but for blanks at the end."""
+        solid = text.rstrip()
+        if solid:
+            self._held[-1] = solid
+            self._release()
+            if len(solid) < len(text):
+                self._held.append(text[len(solid) :])
 
     def _skip_to(self, mark: str) -> Reads[None]:
         """Leave out what stands before a mark, and the mark."""
@@ -164,4 +190,13 @@ class ToolParser(ABC):
         """All that comes, and what is held. Never returns."""
         while True:
             self._release()
-            yield
+            yield _NOTHING
+
+
+@lru_cache
+def _first_of(marks: tuple[str, ...]) -> re.Pattern[str]:
+    """Finds where one of the marks may begin."""
+    return re.compile("[" + "".join(re.escape(mark[0]) for mark in marks) + "]")
+
+
+_NOTHING = re.compile("(?!)")

@@ -110,6 +110,8 @@ def _literal(source: str) -> Any:
 
 def _as_json(arguments: dict[str, Any]) -> str:
     try:
-        return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        text.encode()  # fails for half of a surrogate pair, which is no JSON either
+        return text
     except (ValueError, TypeError, RecursionError):
         raise NotACallError from None

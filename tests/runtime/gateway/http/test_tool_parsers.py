@@ -211,6 +211,18 @@ def test_calls_beyond_the_most_are_left_out():
     assert message.calls == [("add", '{"a": 1}')]
 
 
+def test_a_key_that_is_too_long_fails_at_the_same_place_at_any_split():
+    text = '<tool_call>{"' + "x" * 300 + '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    events = whole("hermes", text)
+    assert CallBegin(0, "add") in events
+    for cut in range(0, len(text), 7):
+        assert in_pieces("hermes", text, [cut]) == events
+
+
+def test_halves_of_surrogate_pairs_are_no_call():
+    assert heard(Speech(tools=PARSERS["pythonic"](NAMES)), "[add(a='\\ud800')]").calls == []
+
+
 def test_failed_calls_cost_no_more_than_their_length():
     text = '<tool_call>{"x": "' * 4000 + '"}'
     assert heard(Speech(tools=PARSERS["hermes"](NAMES)), text).content == text
