@@ -94,14 +94,31 @@ class Driver:
         except MustDrain:
             planned = None
         if planned is not None:
-            self.flights.append((planned, self.runner.launch(planned.batch)))
+            ticket = self.runner.launch(planned.batch)
+            self.flights.append((planned, ticket))
             self.steps += 1
+            if len(planned.batch.masked):
+                self.mask(planned, ticket)
         if self.flights and (planned is None or len(self.flights) > int(self.runner.asynchronous)):
             self.land(*self.flights.pop(0))
         for request, _ in self.scheduler.failed:
             self.failed.append(request.rid)
         self.scheduler.failed.clear()
         return planned is not None or bool(self.flights)
+
+    def mask(self, planned, ticket) -> None:
+        """Rows with a constraint may sample multiples of 7 and 5 in turn."""
+        while len(self.flights) > 1:
+            self.land(*self.flights.pop(0))
+        rows = self.scheduler.rows
+        words = self.runner.mask_rows(len(planned.batch.masked))
+        words[:] = 0
+        for word, at in zip(words, planned.batch.masked.tolist()):
+            row = int(planned.rows[at])
+            made = int(rows.known[row] - rows.prompt_len[row])
+            allowed = np.arange(0, self.runner.vocab_size, 5 if made % 2 else 7)
+            np.bitwise_or.at(word.view(np.uint32), allowed // 32, np.uint32(1) << allowed % 32)
+        ticket.mask(words)
 
     def land(self, planned, ticket) -> None:
         result = ticket.result()
