@@ -11,6 +11,7 @@ import msgspec
 from ...protocol.sampling import Constraint
 from ..request import IntArray
 from .constrained import call_form
+from .depth import check_depth
 from .errors import bad
 from .prompts import prompt_of_messages
 from .reasoning import begins_inside, think_tags
@@ -48,6 +49,7 @@ async def ask(
             "chat_template: this server takes none from requests (trust_request_chat_template)",
             "chat_template",
         )
+    check_depth(variables, "chat_template_kwargs", "chat_template_kwargs")
     if offer is not None and go_on:
         raise bad("continue_final_message: not with tools", "continue_final_message")
     if offer is not None and constraint is not None:

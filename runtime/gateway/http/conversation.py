@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from .depth import check_depth
 from .errors import HttpError, bad, cut
 
 MOST_MESSAGES = 4096
@@ -70,6 +71,7 @@ def _call(call: Any, number: int, place: int) -> dict[str, Any]:
         arguments = {}
     elif not isinstance(arguments, dict):
         raise _wrong(number, f"tool_calls[{place}].function.arguments must be a text")
+    check_depth(arguments, f"messages[{number}].tool_calls[{place}]", "messages")
     found: dict[str, Any] = {
         "type": "function",
         "function": {"name": name, "arguments": arguments},

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..depth import check_depth
 from ..errors import HttpError, bad, cut
 
 MOST_TOOLS = 512
@@ -82,6 +83,7 @@ def _checked(tool: Any, number: int) -> Mapping[str, Any]:
         raise bad(f"{where}.function.description must be a text", "tools")
     if not isinstance(function.get("parameters"), dict | None):
         raise bad(f"{where}.function.parameters must be a JSON schema", "tools")
+    check_depth(function, f"{where}.function", "tools")
     kept = {key: value for key, value in function.items() if value is not None}
     return {"type": "function", "function": kept}
 

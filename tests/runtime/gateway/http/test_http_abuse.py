@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from urllib.parse import urlsplit
 
@@ -45,6 +46,7 @@ async def test_what_is_no_json_object_is_refused(site, path):
         checked(await site.http.post(path, content=data), 400)
 
 
+DEEP = functools.reduce(lambda inner, _: {"a": inner}, range(900), {})
 TOOL = {"type": "function", "function": {"name": "a"}}
 WRONG = (
     (COMPLETIONS, COMPLETION, (
@@ -73,6 +75,10 @@ WRONG = (
         {"tools": [{"type": "function", "function": {"name": "a", "parameters": 3}}]},
         {"tools": [TOOL, TOOL]}, {"tools": [{"type": "function"}]}, {"tool_choice": "required"},
         {"top_logprobs": 2}, {"max_completion_tokens": 1.5}, {"chat_template": "{{ x }}"},
+        {"tools": [{"type": "function", "function": {"name": "a", "parameters": DEEP}}]},
+        {"messages": [{"role": "assistant", "tool_calls": [
+            {"function": {"name": "a", "arguments": json.dumps(DEEP)}}]}]},
+        {"chat_template_kwargs": DEEP},
         {"chat_template_kwargs": {"messages": []}}, {"chat_template_kwargs": 3},
     )),
     ("/generate", {"text": "a"}, (
