@@ -54,7 +54,7 @@ class TreeWork:
 def shared_tile(head_dim: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
     """(rows, keys, warps, stages) of a piece of a segment."""
     if dtype == torch.float32:
-        return 16, 16 if head_dim > 128 else 32, 4, 3
+        return (16, 16, 4, 3) if head_dim > 128 else (32, 32, 8, 2)
     if head_dim > 128:
         return 64, 32, 8, 3
     return 64, 64, 4, 3
