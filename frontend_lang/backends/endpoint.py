@@ -16,17 +16,16 @@ def RuntimeEndpoint(  # noqa: N802 - SGLang's name, a class there
     url: str, api_key: str | None = None, **options: Any
 ) -> Backend:
     """A backend for ``tcp://host:port`` or ``ipc://path`` (a ramet server), or for
-    ``http://host:port`` (any OpenAI-compatible server, at its ``/v1``).
+    ``http://host:port``: a ramet server takes whole programs there too; of any other, and of a
+    URL that ends in ``/v1``, OpenAI's API is used.
 
-    Options of the first: ``server_key`` (its CURVE public key), ``timeout`` (seconds to connect).
+    Options of the first: ``server_key`` (its CURVE public key), ``timeout`` (seconds to connect);
+    of the others ``timeout`` (seconds for each read), ``max_retries``.
     Raises `BackendError` where nothing answers, `BadInputError` for another kind of URL.
     """
     parts = urlsplit(url)
     if parts.scheme in ("http", "https"):
-        from .openai import OpenAI
-
-        base = url.rstrip("/")
-        return OpenAI(None, base if base.endswith("/v1") else base + "/v1", api_key, **options)
+        return _over_http(url.rstrip("/"), api_key, options)
     if parts.scheme in ("tcp", "ipc"):
         from .remote import RemoteBackend
 
@@ -36,3 +35,15 @@ def RuntimeEndpoint(  # noqa: N802 - SGLang's name, a class there
     raise BadInputError(
         f"{url!r} is no endpoint: tcp://host:port, ipc://path or http://host:port", param="url"
     )
+
+
+def _over_http(url: str, api_key: str | None, options: dict[str, Any]) -> Backend:
+    from .http_programs import HttpBackend, ask_info
+    from .openai import OpenAI
+
+    if url.endswith("/v1"):
+        return OpenAI(None, url, api_key, **options)
+    info = ask_info(url, api_key) if "is_chat_model" not in options else None
+    if info is None:
+        return OpenAI(None, url + "/v1", api_key, **options)
+    return HttpBackend(url, api_key, info=info, **options)

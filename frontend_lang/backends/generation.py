@@ -7,27 +7,34 @@ import functools
 import queue
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ramet.runtime.protocol import BadInputError, ErrorInfo, MetaInfo
-from ramet.runtime.protocol.messages import AbortGenerate, Generated
+from ramet.runtime.protocol.messages import AbortGenerate, Generate, Generated
 
 from . import _loop
 from .base import Backend
-from .prompts import Jobs, jobs_for
-
-if TYPE_CHECKING:
-    from .connection import Connection
+from .prompts import Jobs, OnGenerated, jobs_for
 
 Reply = dict[str, Any]
 Tell = Callable[[int, Generated | ErrorInfo], None]
+
+
+class Line(Protocol):
+    """What requests go over, in the IO loop. ``lost`` says why it is of no more use; ``requests``
+    holds who is told of each."""
+
+    lost: ErrorInfo | None
+    requests: dict[str, OnGenerated]
+
+    def send(self, message: Generate | AbortGenerate, /) -> None: ...
 
 
 class GeneratingBackend(Backend):
     """What backends with a ramet server behind them offer beside programs."""
 
     @abstractmethod
-    def connection(self) -> Connection:
+    def connection(self) -> Line:
         """The living connection. Raises `BackendError` when there is none to be had."""
 
     def generate(
@@ -180,7 +187,7 @@ def _merge(known: dict[str, Any], meta: MetaInfo, done: bool) -> None:
     known.update(new)
 
 
-def _start(connection: Connection, jobs: Jobs, tell: Tell) -> None:
+def _start(connection: Line, jobs: Jobs, tell: Tell) -> None:
     for index, message in enumerate(jobs.messages):
         if connection.lost is not None:
             tell(index, connection.lost)
@@ -196,7 +203,7 @@ def _start(connection: Connection, jobs: Jobs, tell: Tell) -> None:
                 tell(index, ErrorInfo.of(error))
 
 
-def _abort(connection: Connection, jobs: Jobs) -> None:
+def _abort(connection: Line, jobs: Jobs) -> None:
     """Abort those of the jobs that still run."""
 
     def work() -> None:
@@ -209,7 +216,7 @@ def _abort(connection: Connection, jobs: Jobs) -> None:
 
 
 def _stream(
-    connection: Connection,
+    connection: Line,
     jobs: Jobs,
     pieces: queue.SimpleQueue[tuple[int, Generated | ErrorInfo]],
 ) -> Iterator[Reply]:
@@ -225,7 +232,7 @@ def _stream(
 
 
 async def _stream_async(
-    connection: Connection,
+    connection: Line,
     jobs: Jobs,
     pieces: asyncio.Queue[tuple[int, Generated | ErrorInfo]],
 ) -> AsyncIterator[Reply]:

@@ -66,6 +66,15 @@ class OpenAIClient:
 
     async def stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """The chunks of a server-sent stream. A stream that breaks off is a `BackendError`."""
+        url = self._url(path)
+        async for data in self.data(path, body):
+            chunk = _json(data.encode(), url)
+            if "error" in chunk:
+                raise BackendError(f"POST {url}: {_reason(chunk)}")
+            yield chunk
+
+    async def data(self, path: str, body: dict[str, Any]) -> AsyncGenerator[str]:
+        """The same as the server sends it, whatever it means."""
         import httpx
 
         url = self._url(path)
@@ -76,12 +85,14 @@ class OpenAIClient:
                     if data == "[DONE]":
                         return
                     if data:
-                        chunk = _json(data.encode(), url)
-                        if "error" in chunk:
-                            raise BackendError(f"POST {url}: {_reason(chunk)}")
-                        yield chunk
+                        yield data
             except httpx.HTTPError as error:
                 raise BackendError(f"POST {url}: the stream broke off: {error!r}") from None
+
+    async def raw(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
+        """The body of an answer."""
+        async with self._request(method, path, body, whole=True) as response:
+            return response.content
 
     def _url(self, path: str) -> str:
         return self.base_url + path

@@ -85,6 +85,7 @@ async def model_info(state: HttpState, _: Request) -> Response:
     live = state.need()
     return json_answer(
         {
+            "server": "ramet",
             "model_path": live.model_path,
             "tokenizer_path": live.tokenizer_path or live.model_path,
             "is_generation": True,
