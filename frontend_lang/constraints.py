@@ -33,6 +33,7 @@ def constraint_of(
     json_schema: Any,
     grammar: str | None,
     choices: Sequence[str] | None,
+    whitespace: str | None = None,
 ) -> Constrained:
     """Raises `BadInputError` for more than one constraint and for what is none, `GrammarError` for
     a schema that is no JSON."""
@@ -53,13 +54,15 @@ def constraint_of(
             param=names[0],
             where=here() or None,
         )
+    if whitespace is not None:
+        _check_whitespace(whitespace, names)
     if not names:
         return None, None, ()
     (name,) = names
     if name == "dtype":
-        return _of_type(dtype)
+        return _of_type(dtype, whitespace)
     if name == "json_schema":
-        return _of_schema(json_schema)
+        return _of_schema(json_schema, whitespace)
     if choices is not None:
         spec: Any = json.dumps(list(choices), ensure_ascii=False)
         return None, {"kind": "choice", "spec": spec}, ()
@@ -69,15 +72,28 @@ def constraint_of(
     return None, {"kind": "ebnf" if name == "grammar" else name, "spec": spec}, ()
 
 
-def _of_type(dtype: Any) -> Constrained:
+def _check_whitespace(whitespace: str, names: list[str]) -> None:
+    if whitespace not in ("compact", "flexible"):
+        raise BadInputError(
+            f"whitespace must be 'compact' or 'flexible', not {whitespace!r}",
+            param="whitespace",
+            where=here() or None,
+        )
+    if names not in (["json_schema"], ["dtype"]):
+        raise BadInputError(
+            "whitespace needs json_schema or a dtype", param="whitespace", where=here() or None
+        )
+
+
+def _of_type(dtype: Any, whitespace: str | None) -> Constrained:
     try:
         found = typed(dtype)
     except BadInputError as error:
         raise BadInputError(error.message, param="dtype", where=here() or None) from None
-    return _constrained(found, dtype)
+    return _constrained(found, dtype, whitespace)
 
 
-def _of_schema(schema: Any) -> Constrained:
+def _of_schema(schema: Any, whitespace: str | None) -> Constrained:
     try:
         found = typed_json(schema)
     except BadInputError as error:
@@ -85,10 +101,13 @@ def _of_schema(schema: Any) -> Constrained:
         if isinstance(schema, str):
             raise GrammarError(message, where=where) from None
         raise BadInputError(message, param="json_schema", where=where) from None
-    return _constrained(found, "JSON" if isinstance(schema, (str, dict, bool)) else schema)
+    type_ = "JSON" if isinstance(schema, (str, dict, bool)) else schema
+    return _constrained(found, type_, whitespace)
 
 
-def _constrained(found: Typed, type_: Any) -> Constrained:
+def _constrained(found: Typed, type_: Any, whitespace: str | None) -> Constrained:
     name = type_ if isinstance(type_, str) else getattr(type_, "__name__", str(type_))
-    constraint = {"kind": found.kind, "spec": found.spec}
+    constraint: dict[str, str] = {"kind": found.kind, "spec": found.spec}
+    if whitespace is not None and found.kind == "json_schema":
+        constraint["whitespace"] = whitespace
     return ValueType(name, found.parse), constraint, found.stops

@@ -148,6 +148,7 @@ def gen(
     regex: str | None = None,
     json_schema: Any = None,
     grammar: str | None = None,
+    whitespace: Literal["compact", "flexible"] | None = None,
     jump_forward: bool | None = None,
 ) -> Expression:
     """Generate text, append it and bind it to ``name``.
@@ -160,8 +161,9 @@ def gen(
     At most one of these says what the text must match; ``s.value(name)`` then is the typed value.
     ``dtype``: int, float, bool, str, a ``Literal``, an enum, or a type that has a JSON schema.
     ``json_schema``: a dict, JSON text, or a pydantic model, TypedDict or dataclass. ``regex``: a
-    pattern for the whole text. ``grammar``: EBNF, as GBNF or Lark write it. ``jump_forward=False``
-    samples also the tokens that are forced.
+    pattern for the whole text. ``grammar``: EBNF, as GBNF or Lark write it. ``whitespace``: none
+    between the tokens of JSON (compact, the default), or a little, as pretty output has it
+    (flexible). ``jump_forward=False`` samples also the tokens that are forced.
 
     Raises `BadInputError` naming the parameter and the line, `GrammarError` for a bad constraint.
     """
@@ -176,7 +178,12 @@ def gen(
     if choices is not None:
         choices = _check_choices(choices)
     kind, constraint, stops = constraint_of(
-        dtype=dtype, regex=regex, json_schema=json_schema, grammar=grammar, choices=choices
+        dtype=dtype,
+        regex=regex,
+        json_schema=json_schema,
+        grammar=grammar,
+        choices=choices,
+        whitespace=whitespace,
     )
     given: dict[str, Any] = {
         "max_new_tokens": max_tokens,

@@ -127,6 +127,15 @@ def test_json_schema_takes_text_dicts_and_models():
         rt.gen("x", json_schema="{")
 
 
+def test_json_may_have_blanks():
+    expr = rt.gen("x", json_schema={"type": "array"}, whitespace="flexible")
+    assert expr.sampling["constraint"]["whitespace"] == "flexible"  # pyright: ignore
+    with pytest.raises(ValueError, match="whitespace must be"):
+        rt.gen("x", json_schema={}, whitespace="much")  # pyright: ignore
+    with pytest.raises(ValueError, match="whitespace needs"):
+        rt.gen("x", regex="a", whitespace="flexible")
+
+
 def test_roles_check_their_bodies():
     for role in (rt.system, rt.user, rt.assistant):
         assert isinstance(role("x"), RoleExpression)
