@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,6 +31,37 @@ def read_conversation(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 def is_plain(messages: Sequence[Mapping[str, Any]]) -> bool:
     """Whether there is nothing but roles and contents."""
     return all(len(message) == 2 for message in messages)
+
+
+def for_template(messages: Sequence[dict[str, Any]], source: str) -> list[dict[str, Any]]:
+    """Messages as a template looks at them: some know a message of calls by having no content."""
+    if "is none" not in source:
+        return list(messages)
+    return [
+        {**message, "content": None} if message.get("tool_calls") and not message["content"]
+        else message
+        for message in messages
+    ]  # fmt: skip
+
+
+def with_arguments_as_texts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """The same for a template that joins the arguments of calls to its own text instead of writing
+    them as JSON. ``None`` where there are no calls."""
+    if not any(message.get("tool_calls") for message in messages):
+        return None
+    return [
+        {**message, "tool_calls": [_with_text(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls") else message
+        for message in messages
+    ]  # fmt: skip
+
+
+def _with_text(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function["arguments"]
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _message(message: Mapping[str, Any], number: int) -> dict[str, Any]:

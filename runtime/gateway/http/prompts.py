@@ -15,7 +15,12 @@ from ..executor import EngineExecutor
 from ..generate import prompt_ids
 from ..request import IntArray
 from ..template import ChatTemplate
-from .conversation import is_plain, read_conversation
+from .conversation import (
+    for_template,
+    is_plain,
+    read_conversation,
+    with_arguments_as_texts,
+)
 from .errors import bad
 from .own_template import render_apart
 from .rendered import Marking, Rendered, by_skeleton
@@ -109,17 +114,24 @@ async def _rendered(
             tools = ()
         if not tools and not variables and is_plain(messages):
             return by_skeleton(template, messages, answer, go_on)
+    source = tokenizer.template.source if own is None else own
     asked: dict[str, Any] = {
         **variables,
-        "messages": messages,
+        "messages": for_template(messages, source),
         "add_generation_prompt": answer,
         **({"tools": tools} if tools else {}),
     }
-    source = tokenizer.template.source if own is None else own
     marking = Marking(tokenizer, source, asked, go_on)
-    if own is None:
+    if own is not None:
+        return marking.cut(await render_apart(own, tokenizer.named_tokens, marking.variables))
+    try:
         return marking.cut(tokenizer.template.render(**marking.variables))
-    return marking.cut(await render_apart(own, tokenizer.named_tokens, marking.variables))
+    except BadInputError:
+        asked["messages"] = with_arguments_as_texts(asked["messages"])
+        if asked["messages"] is None:
+            raise
+    marking = Marking(tokenizer, source, asked, go_on)
+    return marking.cut(tokenizer.template.render(**marking.variables))
 
 
 def _has_system(template: ChatTemplate) -> bool:

@@ -96,7 +96,7 @@ class Marking:
             if not found:
                 raise _no_place(len(self._messages) - 1, self._messages[-1]["role"])
         _check_shown(text, self._messages)
-        content = self._messages[-1]["content"].strip().removesuffix(self._end)[-_SHORT:]
+        content = (self._messages[-1]["content"] or "").strip().removesuffix(self._end)[-_SHORT:]
         at = text.rfind(content) if content else -1
         opening = text[at + len(content) :] if at >= 0 else text[-_SHORT:]
         segments = [(piece, True) for piece in text.split(self._mark)]
@@ -127,7 +127,7 @@ def _marked(value: Any, starts: re.Pattern[str] | None, mark: str) -> Any:
 def _check_shown(text: str, messages: Sequence[Mapping[str, Any]]) -> None:
     """Raises `BadInputError` for a content that was left out. An assistant's may be."""
     for number, message in enumerate(messages):
-        content = message["content"].strip()
+        content = (message["content"] or "").strip()
         if message["role"] == "assistant" or content in text:
             continue
         if msgspec.json.encode(content).decode()[1:-1] not in text:

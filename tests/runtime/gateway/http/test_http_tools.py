@@ -6,6 +6,7 @@ import json
 
 import openai
 import pytest
+from ramet.runtime.gateway.tokenizer import Tokenizer
 
 WEATHER = {
     "type": "function",
@@ -124,6 +125,38 @@ async def test_calls_and_results_in_the_history_go_through_the_template(speaking
     ids, tokenizer = site.engine.prompts[-1], site.world.tokenizer
     assert ids.count(tokenizer.id("<|im_start|>")) == 4  # those in texts are no special tokens
     assert ids.count(tokenizer.id("<|im_end|>")) == 3
+
+
+async def test_templates_that_join_arguments_and_know_calls_by_no_content(speaking):
+    site = speaking(
+        "{% for m in messages %}{% if m.role == 'assistant' and m.content is none %}"
+        "{% for c in m.tool_calls %}<call>{{ c.function.name + ' ' + c.function.arguments }}"
+        "{% endfor %}{% else %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}{# tools #}"
+    )
+    site.engine.says("x")
+    calls = [{"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}]
+    history = [
+        *ASK,
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "1", "content": "2"},
+    ]
+    await chat(site, messages=history)
+    assert prompt_of(site) == '[user]How is it in Ulm?<call>add {"a": 1}[tool]2'
+
+
+async def test_marks_that_are_special_tokens_are_seen_all_the_same(speaking):
+    site = speaking()
+    plain = site.world.executor.tokenizer
+    plain.inner.add_special_tokens(["<tool_call>", "</tool_call>"])
+    site.world.executor.tokenizer = tokenizer = Tokenizer(
+        plain.inner, eos_ids=plain.eos_ids, chat_template=plain.chat_template
+    )
+    opening, closing = tokenizer.id("<tool_call>"), tokenizer.id("</tool_call>")
+    site.engine.says("A", "b", opening, *'{"name": "add"}', closing)
+    choice = await chat(site, tools=[ADD])
+    assert choice.message.tool_calls[0].function.name == "add"
+    assert choice.message.content == "Ab"
+    assert (await chat(site)).message.content == 'Ab{"name": "add"}'
 
 
 async def test_none_offers_nothing_and_one_at_a_time_cuts_the_rest(speaking):
