@@ -13,7 +13,9 @@ pytest.importorskip("triton")
 from ramet.kernels.attention.decode import decode
 from ramet.kernels.attention.meta import AttentionMeta
 from ramet.kernels.attention.tree import cost, shape_for, tree_decode, work_for
+from ramet.kernels.attention.tree_kernels import merge_lists_kernel
 from ramet.kernels.attention.worklist import make_list
+from ramet.kernels.launch import start
 from ramet.kernels.reference.attention import attention_exact
 from ramet.kernels.reference.tree import tree_attention
 
@@ -201,6 +203,32 @@ def test_long_segments_in_many_pieces(device, close, poisoned):
     case = Case(tree, 4, 2, 64, torch.float32, device)
     assert case.tree.list(case.shape).shared[:, 6].max() > 1
     case.check(poisoned, close)
+
+
+def test_merge_of_many_parts(device, close, poisoned):
+    """More than one look takes, some without keys; the largest come last."""
+    torch.manual_seed(2)
+    counts = [70, 0, 1, 33]
+    offsets = torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
+    partial = torch.randn(sum(counts), 2, 64)
+    logs = torch.linspace(-30, 30, sum(counts))[:, None] + torch.randn(sum(counts), 2)
+    logs[5:40] = -torch.inf
+    out, lse = poisoned(4, 2, 64), poisoned(4, 2)
+    hidden = partial.clone()
+    hidden[5:40] = torch.nan
+    start(
+        merge_lists_kernel, (4, 2), hidden.to(device), logs.to(device), offsets.to(device), out,
+        out, lse, HEADS=2, D=64, BLOCK_D=64, CHUNK=32, SINKS=False, LSE=True, device=device,
+    )  # fmt: skip
+    for item, (first, last) in enumerate(zip(offsets.tolist(), offsets.tolist()[1:])):
+        total = logs[first:last].double().logsumexp(0)
+        if last == first:
+            assert not out[item].any()
+            assert torch.isinf(lse[item]).all()
+            continue
+        weights = (logs[first:last].double() - total).exp()[..., None]
+        close(out[item], (weights * partial[first:last]).sum(0))
+        close(lse[item], total)
 
 
 def test_reference(close):
