@@ -1,9 +1,9 @@
 """Regexes and choices by outlines-core's index: one packed mask row per state of its automaton.
 
 The index matches by the first alternative that fits and drops some states, so a pattern goes in
-as ``#(?:…)\\z``: ``\\z`` takes away early matches, the ``#`` lets the pattern match the empty text,
-and every matcher starts behind it. What is not small (an index grows with states times vocabulary,
-and cannot be stopped while it is built) is refused before.
+behind a marker and before ``\\z``: that takes away early matches, and the marker lets the pattern
+match the empty text. Every matcher starts behind it. What is not small (an index grows with states
+times vocabulary, and cannot be stopped while it is built) is refused before.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ import outlines_core
 from ..protocol.errors import GrammarError
 from .automaton import DEAD, ByteAutomaton, TooLarge, build
 from .backend import Refused
+from .charset import contains
 from .checks_regex import language_of
 from .forced import canonical_tokens
 from .matcher import MaskRow
 from .reachable import reachable_tree
-from .regex_tree import portable
+from .regex_tree import Tree, alphabet, literal, portable
 from .spec import Spec
 from .vocabulary import Vocabulary
 
 MAX_INDEX_BYTES = 8 << 20
 MAX_SIZE = 2_000
 """Characters of a pattern with its repeats written out."""
+MAX_STATES = 2_000
 MAX_STATES_TIMES_TOKENS = 20_000_000
 """An index takes about 0.1 microseconds for each token in each state: two seconds."""
 _BYTES_OF_A_WAY = 12
@@ -38,6 +40,7 @@ _ROW_BYTES = 16 << 20
 """Memory for mask rows of one grammar."""
 _PLANS = 4_096
 """Forced tokens remembered by one grammar."""
+_LONG_MARKER = 16
 _CONTEXT = 4
 """Tokens before forced ones that are looked at."""
 
@@ -65,13 +68,14 @@ class OutlinesBackend:
         tree = reachable_tree(spec, vocabulary)
         tokens = len(vocabulary.ids_of_bytes)
         try:
-            automaton = build(tree, max(MAX_STATES_TIMES_TOKENS // max(tokens, 1), 64))
+            most = min(MAX_STATES, MAX_STATES_TIMES_TOKENS // max(tokens, 1))
+            automaton = build(tree, max(most, 64))
         except TooLarge as error:
             raise Refused(str(error)) from None
         if automaton.wide_states() * tokens * _BYTES_OF_A_WAY > MAX_INDEX_BYTES:
             raise Refused("the index would be larger than 8 MB")
-        marker = _marker(vocabulary)
-        pattern = f"{marker}(?:{portable(tree)})\\z"
+        marker = _marker(tree, vocabulary)
+        pattern = f"{portable(literal(marker))}(?:{portable(tree)})\\z"
         try:
             index = outlines_core.Index(pattern, _library_form(vocabulary))
         except ValueError as error:  # its message holds the whole pattern
@@ -80,18 +84,21 @@ class OutlinesBackend:
         data: bytes = index.__reduce__()[1][0]
         if len(data) > MAX_INDEX_BYTES:
             raise Refused(f"the index has {len(data) >> 20} MB, over 8")
-        return msgspec.msgpack.encode((data, automaton.pack()))
+        return msgspec.msgpack.encode((data, automaton.pack(), marker.encode()))
 
     def finish(self, spec: Spec, vocabulary: Vocabulary, data: bytes) -> OutlinesGrammar:
         """The grammar from `try_in_worker`'s bytes. Raises `GrammarError`."""
         del spec
-        index, automaton = msgspec.msgpack.decode(data, type=tuple[bytes, bytes])
-        return OutlinesGrammar(
-            outlines_core.Index.from_binary(index),
-            ByteAutomaton.unpack(automaton),
-            vocabulary,
-            len(index),
-        )
+        packed, automaton, marker = msgspec.msgpack.decode(data, type=tuple[bytes, bytes, bytes])
+        index = outlines_core.Index.from_binary(packed)
+        start: int | None = index.get_initial_state()
+        for byte in marker:
+            token = vocabulary.ids_of_bytes[bytes((byte,))]
+            start = None if start is None else index.get_next_state(start, token)
+        if start is None:
+            raise GrammarError("outlines-core's index does not begin as its pattern does")
+        form = ByteAutomaton.unpack(automaton)
+        return OutlinesGrammar(index, start, form, vocabulary, len(packed))
 
     def compile(self, spec: Spec, vocabulary: Vocabulary) -> OutlinesGrammar:
         """Both halves here, with no deadline: for tests and trusted specs."""
@@ -106,22 +113,19 @@ class OutlinesGrammar:
     def __init__(
         self,
         index: outlines_core.Index,
+        start: int,
         automaton: ByteAutomaton,
         vocabulary: Vocabulary,
         index_bytes: int,
     ) -> None:
         self.index = index
+        self.start = start
         self.automaton = automaton
         self.vocabulary = vocabulary
         self._index_bytes = index_bytes
         self._rows: OrderedDict[int, _State] = OrderedDict()
         self._kept = max(_ROW_BYTES // (vocabulary.words * 4), 16)
         self._plans: OrderedDict[tuple[int, tuple[int, ...]], tuple[int, ...]] = OrderedDict()
-        marker = vocabulary.ids_of_bytes[_marker(vocabulary).encode()]
-        start = index.get_next_state(index.get_initial_state(), marker)
-        if start is None:
-            raise GrammarError("outlines-core's index does not begin as its pattern does")
-        self.start: int = start
         state = self.state(start)
         if state.dead and not state.final:
             raise GrammarError("no token of the model can begin a match")
@@ -309,12 +313,21 @@ class OutlinesMatcher:
         self._tokens.append(token)
 
 
-def _marker(vocabulary: Vocabulary) -> str:
-    """The character before the pattern: any that has a token of its own and means itself."""
-    for char in "#%&@!,;:=<>_~0123456789abcdefghijklmnopqrstuvwxyz":
-        if char.encode() in vocabulary.ids_of_bytes:
+def _marker(tree: Tree, vocabulary: Vocabulary) -> str:
+    """What goes before the pattern: a character that is nowhere in the language.
+
+    The library also builds the automaton that begins anew at every marker. If the language holds
+    markers, its states are sets of beginnings, and there are exponentially many of them. Where
+    every character is taken by the language, a long marker keeps the beginnings apart.
+    """
+    single = [chr(i) for i in range(128) if bytes((i,)) in vocabulary.ids_of_bytes]
+    taken = alphabet(tree)
+    for char in single:
+        if not contains(taken, ord(char)):
             return char
-    raise Refused("the vocabulary has no token of a single common character")
+    if len(single) < _LONG_MARKER:
+        raise Refused("the vocabulary has too few tokens of a single byte")
+    return "".join(single[-_LONG_MARKER:])
 
 
 _forms: WeakKeyDictionary[Vocabulary, outlines_core.Vocabulary] = WeakKeyDictionary()

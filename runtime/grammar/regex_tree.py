@@ -99,6 +99,10 @@ def repeat(body: Tree, low: int, high: int | None) -> Tree:
         return EMPTY if low == 0 else NOTHING
     if body == EMPTY or high == 0:
         return EMPTY
+    if isinstance(body, Repeat) and body.low <= 1:  # without gaps: (a{1,2}){2,3} is a{2,6}
+        low *= body.low
+        high = None if high is None or body.high is None else high * body.high
+        body = body.body
     return body if (low, high) == (1, 1) else Repeat(body, low, high)
 
 
@@ -115,6 +119,19 @@ def fixed_text(tree: Tree) -> str | None:
         texts = [fixed_text(part) for part in tree.parts]
         return None if None in texts else "".join(t for t in texts if t is not None)
     return None
+
+
+def alphabet(tree: Tree) -> Ranges:
+    """Every character that a match can hold."""
+    pairs: list[tuple[int, int]] = []
+    todo: list[Tree] = [tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, Chars):
+            pairs += node.ranges
+        else:
+            todo += [node.body] if isinstance(node, Repeat) else node.parts
+    return ranges_of(pairs)
 
 
 def portable(tree: Tree) -> str:

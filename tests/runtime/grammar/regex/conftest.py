@@ -104,7 +104,7 @@ def letters() -> Vocabulary:
     """Tokens of one letter, of several, of parts of letters, two equal ones; an end."""
     tokens = [letter.encode() for letter in LETTERS]
     tokens += [b"ab", b"ba", b"aab", b"a\xc3", b"\xf0\x9f", b"\x98\x80", b"\xa9a", b"ab"]
-    tokens += [b"#", b"#a"]  # the wrapper's own letter is a letter like any other
+    tokens += [b"#a", *(bytes((byte,)) for byte in b"!#$%&()*+,-./:;<=>?")]
     tokens += [bytes((byte,)) for byte in (*range(0x80, 0xC0), *range(0xC2, 0xF5))]
     return Vocabulary([*tokens, b""], size=len(tokens) + 9, eos_ids=[len(tokens)])
 
