@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import socket
 import subprocess
 import sys
 import textwrap
 
 import pytest
-from ramet import cli, cli_chat, cli_run, cli_settings, testing
+from ramet import cli, cli_chat, cli_doctor, cli_run, cli_settings, testing
 from ramet.runtime import launch
-from ramet.runtime.config import ABSENT, settings
+from ramet.runtime.config import EngineConfig, settings
+from ramet.runtime.config_names import ABSENT
 from ramet.runtime.protocol import BackendError
+from ramet.runtime.scheduler.classes import parse_classes
 
 
 @pytest.fixture
@@ -99,9 +102,42 @@ def test_serve_takes_its_key_from_the_environment(ramet, monkeypatch):
         raise BackendError("enough")
 
     monkeypatch.setattr(launch, "start", start)
-    monkeypatch.setenv("RAMET_API_KEY", "s3cret")
-    assert ramet("serve", "m", "--zmq-port", "0")[0] == 1
-    assert asked == [{"model_path": "m", "zmq_port": 0, "api_key": "s3cret"}]
+    for variable in ("RAMET_API_KEY", "RAMET_API_KEYS"):
+        monkeypatch.setenv(variable, "s3cret,other")
+        assert ramet("serve", "m", "--zmq-port", "0")[0] == 1
+        assert asked.pop() == {"model_path": "m", "zmq_port": 0, "api_key": "s3cret,other"}
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("RAMET_ADMIN_KEY", "boss")
+    monkeypatch.setenv("RAMET_METRICS_KEY", "watch")
+    ramet("serve", "m")
+    assert asked.pop() == {"model_path": "m", "admin_key": "boss", "metrics_key": "watch"}
+
+
+def test_some_flags_may_be_given_several_times(ramet, monkeypatch):
+    asked = []
+
+    def start(given, **how):
+        asked.append(EngineConfig.from_settings(given))
+        raise BackendError("enough")
+
+    monkeypatch.setattr(launch, "start", start)
+    flags = (
+        "--api-key", "one", "--api-key", "two", "--cors-origin", "https://a.example",
+        "--cors-origin", "https://b.example", "--priority-classes", '{"bulk": {"priority": 5}}',
+        "--priority-classes", '{"batch": {"max_running": 2}}', "--restart-engine",
+        "--drain-seconds", "3",
+    )  # fmt: skip
+    assert ramet("serve", "m", *flags)[0] == 1
+    (config,) = asked
+    assert config.api_keys == ("one", "two")
+    assert config.cors_origins == ("https://a.example", "https://b.example")
+    classes = parse_classes(config.priority_classes)
+    assert (classes["bulk"].priority, classes["batch"].max_running) == (5, 2)
+    assert config.restart_engine
+    assert config.drain_seconds == 3.0
+    code, _, err = ramet("serve", "m", "--priority-classes", '{"x": {"no_such": 1}}')
+    assert code == 2
+    assert "priority_classes" in err
 
 
 def test_an_unknown_model_fails_with_one(ramet):
@@ -159,6 +195,17 @@ def test_doctor_reports_every_part(ramet, tmp_path, monkeypatch):
     assert code == 0, out
     for subject in ("python", "torch", "cpu", "gpu", "triton", "cache", "model", "port"):
         assert subject in out
+
+
+def test_doctor_looks_at_the_port_of_http(ramet, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "8000 is" in ramet("doctor")[1]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert "in use" in (cli_doctor._taken(port) or "")
+    assert cli_doctor._taken(port) is None
 
 
 def test_doctor_fails_where_the_cache_cannot_be_written(ramet, monkeypatch):

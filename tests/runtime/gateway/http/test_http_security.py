@@ -231,7 +231,8 @@ async def test_a_large_body_after_a_small_head_in_one_piece_is_no_flood(site):
 
 async def test_a_head_that_never_ends_is_given_up(site, monkeypatch):
     monkeypatch.setattr(intake, "HEAD_S", 0.1)
-    assert await send_raw(site, b"GET /health HTTP/1.1\r\nhost: x\r\n") == b""
+    late = await send_raw(site, b"GET /health HTTP/1.1\r\nhost: x\r\n")
+    assert late.startswith(b"HTTP/1.1 408")
     assert await send_raw(site, b"") == b""
 
 
@@ -293,6 +294,16 @@ async def test_https(new_site, certificate):
         assert reply.json()["usage"]["prompt_tokens"] > 0
     with pytest.raises(httpx.HTTPError):
         await site.http.get(site.server.url.replace("https", "http") + "/health")
+
+
+def test_a_server_with_a_certificate_serves_https_alone(launched, certificate):
+    certfile, keyfile = certificate
+    running = launched(ssl_certfile=certfile, ssl_keyfile=keyfile)
+    assert running.url.startswith("https://")
+    trusting = ssl.create_default_context(cafile=certfile)
+    assert httpx.get(running.url + "/health", verify=trusting).status_code == 200
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(running.url.replace("https", "http") + "/health")
 
 
 def test_files_that_are_no_certificate_are_named(certificate, tmp_path):
