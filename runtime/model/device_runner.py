@@ -253,8 +253,9 @@ class DeviceRunner:
         mask: _Mask,
     ) -> DeviceTicket:
         rows = batch.rows[batch.samples]
-        plain = not batch.want_logprobs and not batch.top_logprobs and mask is None
-        if plain and len(rows) == len(batch.rows) and self._sampler.all_greedy(rows):
+        plain = not batch.want_logprobs and not batch.top_logprobs
+        plain = plain and len(rows) == len(batch.rows) and self._sampler.all_greedy(rows)
+        if plain and self._mask_raw(raw[: len(rows)], mask):
             ids, bad = step.run_greedy()
             return self._ticket(batch, Sampled(ids[: len(rows)], bad[: len(rows)]), [])
         logits = raw[: len(batch.rows)]
@@ -269,14 +270,25 @@ class DeviceRunner:
         (last,) = self._staging.upload([ends[batch.samples] - 1])
         rows = batch.rows[batch.samples]
         picked = hidden.index_select(0, last)
-        plain = not batch.want_logprobs and not batch.top_logprobs and mask is None
-        if plain and len(rows) and self._sampler.all_greedy(rows):
-            ids, bad = self._ops.greedy(self._decoder.raw_logits(picked))
+        plain = not batch.want_logprobs and not batch.top_logprobs
+        raw = self._decoder.raw_logits(picked) if len(rows) else picked
+        plain = plain and len(rows) > 0 and self._sampler.all_greedy(rows)
+        if plain and self._mask_raw(raw, mask):
+            ids, bad = self._ops.greedy(raw)
             (at,) = self._staging.upload([rows])
             self._tables.sampled(at.long(), ids)
             return self._ticket(batch, Sampled(ids, bad), scored)
-        logits = self._decoder.logits(picked) if len(rows) else picked.float()
+        logits = self._decoder.finish_logits(raw) if len(rows) else raw.float()
         return self._draw(batch, logits, scored, mask)
+
+    def _mask_raw(self, raw: torch.Tensor, mask: _Mask) -> bool:
+        """Forbid tokens where logits are; false where that cannot be done. Of what is forbidden, a
+        NaN is not noticed any more."""
+        if mask is not None:
+            if raw.dtype != torch.float32:
+                return False
+            self._ops.mask_(raw, *mask)
+        return True
 
     def _draw(
         self,

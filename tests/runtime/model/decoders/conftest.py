@@ -97,7 +97,8 @@ class Driver:
             request = items[item][0]
             request.output.append(int(result.tokens[at]))
             request.bad.append(bool(result.bad[at]))
-            request.logprobs.append(float(result.logprobs[at]))
+            if result.logprobs is not None:
+                request.logprobs.append(float(result.logprobs[at]))
             if result.top_ids is not None:
                 request.tops.append((result.top_ids[at], result.top_values[at]))
 

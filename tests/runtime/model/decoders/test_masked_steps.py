@@ -101,3 +101,21 @@ def test_penalties_count_masked_tokens(runner: Any, driver: Any, request_of: Any
     held.allowed = lambda made: [11, 12, 13]
     driver(runner).run([held])
     assert len(set(held.output)) > 1
+
+
+def test_greedy_steps_without_log_probs(runner: Any, driver: Any, request_of: Any) -> None:
+    """The way on which a device takes the largest raw logit."""
+    outputs = []
+    for plain in (False, True):
+        run = driver(runner)
+        requests = requests_of(request_of, {0, 2})
+        batch_of = run.batch
+
+        def batch(*args: Any, make: Any = batch_of, plain: bool = plain) -> Any:
+            made = make(*args)
+            made.want_logprobs = not plain
+            return made
+
+        run.batch = batch
+        outputs.append([request.output for request in run.run(requests)])
+    assert outputs[0] == outputs[1]
