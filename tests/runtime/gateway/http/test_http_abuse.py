@@ -17,7 +17,10 @@ from ramet.runtime.gateway.http.state import HttpLimits
 COMPLETION = {"model": "fake", "prompt": "ab", "max_tokens": 4}
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
-PATHS = (COMPLETIONS, CHATS, "/generate", "/tokenize", "/detokenize", "/abort")
+PATHS = (
+    COMPLETIONS, CHATS, "/generate", "/tokenize", "/detokenize", "/abort", "/v1/responses",
+    "/v1/programs", "/v1/score",
+)  # fmt: skip
 
 
 def checked(reply, status: int, param: str | None = None) -> str:
