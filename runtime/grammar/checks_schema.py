@@ -74,23 +74,23 @@ def check_document(document: Document) -> None:
 def check_supported(document: Document, paths: Mapping[int, str]) -> None:
     """Raises `GrammarError` naming a keyword that nothing enforces, the outermost first. ``paths``:
     where the schema as it was given has a subschema, by identity."""
-    found: list[tuple[int, str, str, str]] = []
+    found: list[tuple[int, str, int, str, str]] = []
     for node in document.reachable():
         if not isinstance(node.schema, dict):
             continue
         path = paths.get(node.key, node.path)
-        for keyword in node.schema.keys() & UNSUPPORTED:
-            message = f"the keyword {keyword!r} is not supported"
-            found.append((path.count("/"), path, keyword, message))
+        at = path.count("/"), path
+        for i, keyword in enumerate(node.schema):
+            if keyword in UNSUPPORTED:
+                found.append((*at, i, keyword, f"the keyword {keyword!r} is not supported"))
         if _counts_names(node.schema):
             message = "minProperties of names that are not declared is not supported beyond 1"
-            found.append((path.count("/"), path, "minProperties", message))
+            found.append((*at, 0, "minProperties", message))
         name = node.schema.get("format")
         if name in UNSUPPORTED_FORMATS and may_be(node.schema, "string"):
-            message = f"the format {name!r} is not supported"
-            found.append((path.count("/"), path, "format", message))
+            found.append((*at, 0, "format", f"the format {name!r} is not supported"))
     if found:
-        _, path, keyword, message = min(found)
+        _, path, _, keyword, message = min(found)
         raise GrammarError(message, where=pointer(path, keyword))
 
 

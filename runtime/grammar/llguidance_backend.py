@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import GrammarError
@@ -18,8 +20,10 @@ from .vocabulary import Vocabulary
 if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
 
-_BASE_BYTES = 2 << 20
-_BYTES_PER_CHARACTER = 60
+MAX_BYTES = 256 << 20
+"""Most memory that a grammar may take: its requests hold as much again."""
+_BASE_BYTES = 1 << 20
+_HEADER = 8
 _TRIAL_STEPS = 24
 _SHORT_ESCAPES = '"\\bfnrt'
 
@@ -40,24 +44,28 @@ class LLGuidanceBackend:
 
     def try_in_worker(self, spec: Spec, vocabulary: Vocabulary) -> bytes:
         """The library's form of the grammar, after a trial run over its first tokens."""
+        before = _resident()
         source = source_of(spec, vocabulary)
-        grammar = self._build(source, vocabulary)
+        grammar = self._build(source, vocabulary, 0)
         _try(grammar.matcher(), vocabulary)
-        return source.encode()
+        grown = max(_resident() - before, 0)
+        if grown > MAX_BYTES:
+            raise GrammarError(f"the {spec.kind} is too complex: it takes {grown >> 20} MiB")
+        return grown.to_bytes(_HEADER, "little") + source.encode()
 
     def finish(self, spec: Spec, vocabulary: Vocabulary, data: bytes) -> LLGuidanceGrammar:  # noqa: ARG002
-        return self._build(data.decode(), vocabulary)
+        size = _BASE_BYTES + int.from_bytes(data[:_HEADER], "little")
+        return self._build(data[_HEADER:].decode(), vocabulary, size)
 
     def compile(self, spec: Spec, vocabulary: Vocabulary) -> LLGuidanceGrammar:
         return self.finish(spec, vocabulary, self.try_in_worker(spec, vocabulary))
 
-    def _build(self, source: str, vocabulary: Vocabulary) -> LLGuidanceGrammar:
+    def _build(self, source: str, vocabulary: Vocabulary, nbytes: int) -> LLGuidanceGrammar:
         from llguidance import LLMatcher
 
         start = LLMatcher(self._tokenizer(vocabulary), source, log_level=0, limits=_limits())
         check(start)
-        size = _BASE_BYTES + _BYTES_PER_CHARACTER * len(source)
-        return LLGuidanceGrammar(start, vocabulary, size)
+        return LLGuidanceGrammar(start, vocabulary, nbytes)
 
     def _tokenizer(self, vocabulary: Vocabulary) -> LLTokenizer:
         found = self._tokenizers.get(vocabulary)
@@ -103,6 +111,15 @@ def _tokenizer_of(vocabulary: Vocabulary) -> LLTokenizer:
     )
 
 
+def _resident() -> int:
+    """Bytes of this process that are in memory; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def _limits() -> LLParserLimits:
     """Bounds for one step as for the start: a step beyond them fails its own request."""
     from llguidance import LLParserLimits
@@ -112,7 +129,7 @@ def _limits() -> LLParserLimits:
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=500_000,
         step_max_items=100_000,
-        max_lexer_states=100_000,
+        max_lexer_states=50_000,
         max_grammar_size=500_000,
         verbose_errors=False,
     )

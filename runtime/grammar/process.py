@@ -30,6 +30,8 @@ class WorkerProcess:
     def ask(self, backend: str, spec: Spec, seconds: float) -> Reply:
         """Try a spec. Raises `TimeoutError`, or `WorkerDied` where it needs too much memory; both
         leave no process behind. `BackendError` if none can be started."""
+        if self._process is not None and self._process.poll() is not None:
+            self.kill()  # it died between two questions
         process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None

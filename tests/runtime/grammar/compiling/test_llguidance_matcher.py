@@ -1,0 +1,213 @@
+"""Matchers on llguidance: ends, undoing, forks, forced tokens, errors that would be silent."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from ramet.runtime.grammar.llguidance_backend import LLGuidanceBackend
+from ramet.runtime.grammar.spec import Spec
+from ramet.runtime.grammar.vocabulary import Vocabulary
+from ramet.runtime.protocol.errors import GrammarError
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TASKS = [
+    ("json_schema", PERSON),
+    ("json_schema", {"enum": ["order", "orderName", "orderId"]}),
+    ("json_schema", {"type": "array", "items": PERSON, "minItems": 1, "maxItems": 2}),
+    ("json_schema", {"type": "object", "properties": {"first_name": {"const": "é😀"}},
+                     "required": ["first_name"], "additionalProperties": False}),
+    ("regex", "(yes|yes please|no thank you), [a-z]{1,5}!"),
+    ("choice", ["the first", "the second one", "the second"]),
+    ("ebnf", 'root ::= "SELECT " name " FROM " name ";"\nname ::= [a-z]{1,4}'),
+    ("ebnf", 'root ::= "begin " root " end" | "nothing at all"'),
+]  # fmt: skip
+
+
+def compile_(kind, spec, vocabulary):
+    return LLGuidanceBackend().compile(Spec.of(kind, spec), vocabulary)
+
+
+def allowed(matcher, vocabulary) -> list[int]:
+    row = np.full(vocabulary.words, -1, np.int32)
+    matcher.fill(row)
+    return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
+
+
+def test_ends_are_taken_where_the_output_is_whole(small):
+    matcher = compile_("regex", "a{2}b?", small).matcher()
+    first, second = small.eos_ids
+    assert not matcher.accept(first)
+    assert matcher.accept(ord("a"))
+    assert not matcher.can_end()
+    assert matcher.accept(ord("a"))
+    assert matcher.can_end()
+    assert not matcher.is_done()
+    assert allowed(matcher, small) == [ord("b"), first, second]
+    assert matcher.accept(second)
+    assert matcher.is_done()
+    assert matcher.can_end()
+    assert allowed(matcher, small) == [first, second]
+    assert not matcher.accept(first)
+    assert not matcher.accept(ord("b"))
+    assert matcher.forced_tokens([]) == []
+    matcher.rollback(1)
+    assert not matcher.is_done()
+    assert matcher.accept(ord("b"))
+    assert matcher.is_done()
+    assert matcher.can_end()
+    assert allowed(matcher, small) == [first, second]
+
+
+def test_what_is_refused_changes_nothing(small):
+    matcher = compile_("json_schema", PERSON, small).matcher()
+    before = allowed(matcher, small)
+    for token in (-1, 10**9, 299, 258, ord("x"), *small.eos_ids):
+        assert not matcher.accept(token)
+    assert allowed(matcher, small) == before
+    with pytest.raises(ValueError, match="cannot undo"):
+        matcher.rollback(1)
+    matcher.rollback(0)
+
+
+def test_ids_beyond_the_tokenizer_are_never_allowed(small):
+    matcher = compile_("regex", "[^x]*", small).matcher()
+    ids = allowed(matcher, small)
+    assert max(i for i in ids if i not in small.eos_ids) <= 258
+    assert set(small.eos_ids) <= set(ids)
+    assert len(np.zeros(small.words, np.int32)) == 10
+
+
+def test_a_row_of_another_shape_is_refused(small):
+    matcher = compile_("regex", "a", small).matcher()
+    for row in (np.zeros(9, np.int32), np.zeros(10, np.int64), np.zeros(20, np.int32)[::2]):
+        with pytest.raises(ValueError, match="mask row"):
+            matcher.fill(row)
+    rows = np.zeros((3, 10), np.int32)
+    matcher.fill(rows[1])
+    assert not rows[0].any()
+    assert rows[1].any()
+    assert not rows[2].any()
+
+
+def test_undoing_and_forking_at_any_point(real):
+    grammar = compile_("json_schema", PERSON, real)
+    draw = random.Random(0)
+    for _ in range(5):
+        matcher, taken = grammar.matcher(), []
+        for _ in range(40):
+            if matcher.is_done():
+                break
+            if taken and draw.random() < 0.3:
+                count = draw.randint(1, len(taken))
+                matcher.rollback(count)
+                del taken[-count:]
+            token = draw.choice(allowed(matcher, real))
+            assert matcher.accept(token)
+            taken.append(token)
+        again = grammar.matcher()
+        assert all(map(again.accept, taken))
+        assert (again.can_end(), again.is_done()) == (matcher.can_end(), matcher.is_done())
+        assert allowed(again, real) == allowed(matcher, real)
+
+
+def test_forks_go_their_own_ways(small):
+    one = compile_("regex", "a(b|c)d", small).matcher()
+    assert one.accept(ord("a"))
+    two = one.fork()
+    assert one.accept(ord("b"))
+    assert two.accept(ord("c"))
+    assert not one.accept(ord("c"))
+    one.rollback(2)
+    assert allowed(two, small) == [ord("d")]
+    assert one.accept(ord("a"))
+
+
+def greedy(grammar, vocabulary, seed: int, jump: bool) -> tuple[list[int], int]:
+    """What a made-up model with fixed likings writes, and the steps that it takes: each token's
+    logits depend on the tokens before it."""
+    matcher, out, steps = grammar.matcher(), [], 0
+    row = np.zeros(vocabulary.words, np.int32)
+    while not matcher.is_done() and len(out) < 80:
+        forced = matcher.forced_tokens(out[-8:]) if jump else []
+        if forced:
+            for token in forced:
+                assert matcher.accept(token)
+            out += forced
+            continue
+        steps += 1
+        matcher.fill(row)
+        bits = np.unpackbits(row.view(np.uint8), bitorder="little")[: vocabulary.size]
+        logits = np.random.default_rng([seed, *out]).random(vocabulary.size)
+        out.append(int(np.where(bits, logits, -1).argmax()))
+        assert matcher.accept(out[-1])
+    return out, steps
+
+
+@pytest.mark.parametrize(("kind", "spec"), TASKS)
+def test_jumping_changes_no_token(kind, spec, real):
+    grammar = compile_(kind, spec, real)
+    saved = 0
+    for seed in range(8):
+        with_jumps, few = greedy(grammar, real, seed, jump=True)
+        without, many = greedy(grammar, real, seed, jump=False)
+        assert with_jumps == without
+        assert few <= many
+        saved += many - few
+    assert saved > 0
+
+
+def test_forced_tokens_are_the_tokenizer_s_own(real, tokenizer):
+    """Of a text that is forced whole, all but what a longer token could swallow."""
+    grammar = compile_("regex", '\\{"first_name":"Ada", "[a-z]', real)
+    matcher = grammar.matcher()
+    forced = matcher.forced_tokens([])
+    text = '{"first_name":"Ada", "'
+    assert forced == real.encode(text.encode())[: len(forced)]
+    assert len(forced) >= 5
+    for token in forced:
+        assert allowed(matcher, real) == [token]
+        assert matcher.accept(token)
+
+
+def test_a_vocabulary_without_an_end():
+    vocabulary = Vocabulary([b"a", b"b", b"ab"], size=40)
+    matcher = compile_("regex", "ab?", vocabulary).matcher()
+    assert allowed(matcher, vocabulary) == [0, 2]
+    assert matcher.accept(0)
+    assert matcher.can_end()
+    assert allowed(matcher, vocabulary) == [1]
+    assert matcher.accept(1)
+    assert matcher.is_done()
+    with pytest.raises(GrammarError, match="end"):
+        matcher.fill(np.zeros(vocabulary.words, np.int32))
+
+
+def test_what_the_vocabulary_cannot_write_is_refused():
+    vocabulary = Vocabulary([b"a", b"b", b""], eos_ids=[2])
+    with pytest.raises(GrammarError):
+        compile_("regex", "c", vocabulary)
+    with pytest.raises(GrammarError):
+        compile_("json_schema", {"type": "null"}, vocabulary)
+    matcher = compile_("regex", "a|c", vocabulary).matcher()
+    assert allowed(matcher, vocabulary) == [0]
+
+
+def test_an_error_of_the_library_is_raised_and_never_an_early_end(small):
+    """Its own answer in the error state is that only an end may come."""
+    matcher = compile_("json_schema", PERSON, small).matcher()
+    assert not matcher._inner.consume_token(ord("x"))
+    for call in (
+        lambda: matcher.fill(np.zeros(small.words, np.int32)),
+        lambda: matcher.accept(ord("{")),
+        lambda: matcher.is_done(),
+    ):
+        with pytest.raises(GrammarError):
+            call()
+    assert not matcher.can_end()

@@ -1,0 +1,207 @@
+"""What is wrong with a schema is said by keyword and path, before anything compiles it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ramet.runtime.grammar.checks import MAX_CHARACTERS, check_spec
+from ramet.runtime.grammar.spec import Spec
+from ramet.runtime.protocol.errors import GrammarError
+
+IN_A = "#/properties/a"
+
+
+def _error(schema) -> GrammarError:
+    with pytest.raises(GrammarError) as caught:
+        check_spec(Spec.of("json_schema", schema))
+    assert len(str(caught.value)) < 400
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("schema", "word", "where"),
+    [
+        ({"type": "strin"}, "strin", "/type"),
+        ({"type": []}, "type", "/type"),
+        ({"type": ["string", 3]}, "type", "/type"),
+        ({"properties": ["a"]}, "properties", "/properties"),
+        ({"properties": {"b": 3}}, "schema", "/properties/b"),
+        ({"properties": {"b/c~": "x"}}, "schema", "/properties/b~1c~0"),
+        ({"items": "x"}, "items", "/items"),
+        ({"anyOf": {}}, "anyOf", "/anyOf"),
+        ({"anyOf": []}, "anyOf", "/anyOf"),
+        ({"oneOf": [3]}, "schema", "/oneOf/0"),
+        ({"enum": "x"}, "enum", "/enum"),
+        ({"required": "x"}, "required", "/required"),
+        ({"required": [1]}, "required", "/required"),
+        ({"minLength": -1}, "minLength", "/minLength"),
+        ({"maxItems": 1.5}, "maxItems", "/maxItems"),
+        ({"minimum": "0"}, "minimum", "/minimum"),
+        ({"multipleOf": 0}, "multipleOf", "/multipleOf"),
+        ({"pattern": 3}, "pattern", "/pattern"),
+        ({"$ref": 3}, "$ref", "/$ref"),
+        ({"$ref": "https://example.com/other.json"}, "not in the schema", "/$ref"),
+        ({"$ref": "other.json#/x"}, "not in the schema", "/$ref"),
+        ({"$ref": "#/$defs/nothing"}, "leads to nothing", "/$ref"),
+        ({"$ref": "#nothing"}, "leads to nothing", "/$ref"),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems", "/uniqueItems"),
+        ({"type": "array", "contains": {"type": "null"}}, "contains", "/contains"),
+        ({"type": "string", "not": {"const": "x"}}, "not", "/not"),
+        ({"unevaluatedProperties": False}, "unevaluatedProperties", "/unevaluatedProperties"),
+        ({"type": "string", "format": "iri"}, "iri", "/format"),
+        ({"type": "object", "minProperties": 3}, "minProperties", "/minProperties"),
+    ],
+)
+def test_by_keyword_and_path(schema, word, where):
+    error = _error({"type": "object", "properties": {"a": schema}})
+    assert word in error.message
+    assert error.where == IN_A + where
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        False,
+        {"$ref": "#"},
+        {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+        {"type": "object", "properties": {"a": False}, "required": ["a"]},
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+        {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+        {"allOf": [True, False]},
+        {"enum": []},
+        {"not": {}},
+    ],
+)
+def test_no_value_can_match(schema):
+    assert "match" in _error(schema).message or "without end" in _error(schema).message
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", '{"type": "string",}', "{'a': 1}", "nul", "NaN", '{"minimum": Infinity}',
+     '{"minimum": 1e999}', f'{{"minimum": {"9" * 5000}}}', "[" * 100_000, '"a"', "3", "[]"],
+)  # fmt: skip
+def test_what_is_no_json_or_no_schema(text):
+    assert _error(text)
+
+
+def test_size_and_nesting_are_bounded():
+    assert "characters" in _error(json.dumps({"title": "x" * MAX_CHARACTERS})).message
+    deep: object = True
+    for _ in range(200):
+        deep = {"allOf": [deep]}
+    assert "deep" in _error(deep).message
+    assert "subschemas" in _error({"anyOf": [{"title": "x"} for _ in range(31_000)]}).message
+
+
+def test_a_message_does_not_hold_the_schema():
+    long = "x" * 5000
+    assert len(str(_error({"$ref": f"#/{long}"}))) < 300
+    assert len(str(_error({"properties": {long: 3}}))) < 300
+    assert len(str(_error({"type": long}))) < 300
+
+
+def test_half_a_character_is_refused():
+    with pytest.raises(GrammarError, match="surrogate"):
+        Spec.of("json_schema", '{"const": "\ud800"}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"type": "string", "format": "made-up"}, ['"x"'], ["1"]),
+        ({"type": "integer", "format": "iri"}, ["1"], ['"x"']),
+        ({"type": "array", "uniqueItems": False, "maxItems": 2}, ["[1,1]"], ["[1,1,1]"]),
+        ({"type": "array", "uniqueItems": True, "maxItems": 1}, ["[1]"], ["[1,1]"]),
+        ({"type": ["string", "null"], "not": {"type": "string"}}, ["null"], ['"a"']),
+        ({"enum": [1, "a", None], "not": {"const": "a"}}, ["1", "null"], ['"a"']),
+        ({"type": "integer", "not": {"minimum": 10}}, ["9", "-3"], ["10", "11"]),
+        ({"type": "string", "not": {"maxLength": 2}}, ['"abc"'], ['"ab"']),
+        ({"not": {"not": {"type": "null"}}}, ["null"], ["1"]),
+        ({"type": "object", "propertyNames": {"pattern": "^a"}}, ['{"ab":1}'], ['{"b":1}']),
+        ({"type": "object", "propertyNames": {"enum": ["a"]}}, ['{"a":1}'], ['{"b":1}']),
+        (
+            {"type": "object", "properties": {"a": {}, "b": {}}, "not": {"required": ["a"]}},
+            ['{"b":1}', "{}"],
+            ['{"a":1}'],
+        ),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"type": "null"}, "b": {"type": "null"}},
+                "dependentRequired": {"a": ["b"]},
+                "additionalProperties": False,
+            },
+            ["{}", '{"b":null}', '{"a":null,"b":null}'],
+            ['{"a":null}'],
+        ),
+        (
+            {
+                "if": {"type": "integer"},
+                "then": {"minimum": 3},
+                "else": {"type": "string"},
+            },
+            [],
+            None,
+        ),
+        (
+            {"if": {"type": "number"}, "then": {"minimum": 3}, "else": {"type": "string"}},
+            ["3", '"a"', "4.5"],
+            ["2", "null"],
+        ),
+        (
+            {
+                "oneOf": [{"$ref": "#/$defs/s"}, {"type": "null"}],
+                "$defs": {"s": {"type": "string"}},
+            },
+            ['"a"', "null"],
+            ["1"],
+        ),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"type": "null"}, "b": {"type": "null"}},
+                "additionalProperties": False,
+                "oneOf": [{"required": ["a"]}, {"required": ["b"]}],
+            },
+            ['{"a":null}', '{"b":null}'],
+            ["{}", '{"a":null,"b":null}'],
+        ),
+    ],
+)
+def test_what_is_lowered(schemas, schema, valid, invalid):
+    if invalid is None:  # an integer's opposite cannot be said
+        with pytest.raises(GrammarError, match="if"):
+            schemas.compile(schema)
+        return
+    grammar = schemas.compile(schema)
+    assert [text for text in valid if not schemas.takes(grammar, text)] == []
+    assert [text for text in invalid if schemas.takes(grammar, text)] == []
+
+
+def test_a_schema_cannot_choose_to_be_read_loosely(schemas):
+    schema = {"type": "array", "contains": {"type": "null"}, "x-guidance": {"lenient": True}}
+    with pytest.raises(GrammarError, match="contains"):
+        schemas.compile(schema)
+    schema = {"type": "array", "x-guidance": {"whitespace_flexible": True}}
+    assert not schemas.takes(schemas.compile(schema), "[1, 2]")
+
+
+def test_an_escaped_spelling_of_a_name_is_not_another_name(schemas):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    grammar = schemas.compile(schema)
+    assert schemas.takes(grammar, '{"a":1,"b":"x"}')
+    assert not schemas.takes(grammar, '{"\\u0061":"x"}')
+    closed = schemas.compile({**schema, "additionalProperties": False})
+    assert not schemas.takes(closed, '{"\\u0061":"x"}')
+    assert schemas.takes(schemas.compile({"type": "string"}), '"\\u00e9\\ud83d\\ude00"')
+
+
+def test_rules_that_lead_nowhere_are_not_entered(schemas):
+    endless = {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}, "required": ["n"]}
+    schema = {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/n"}], "$defs": {"n": endless}}
+    grammar = schemas.compile(schema)
+    assert schemas.takes(grammar, "null")
+    assert not grammar.matcher().accept(ord("{"))
