@@ -3,6 +3,7 @@ each output is in its own."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Protocol
 
@@ -14,6 +15,8 @@ from ..scheduler.batch import IntArray
 from ..scheduler.building import Planned
 from ..scheduler.request import Request
 from ..scheduler.rows import Rows
+
+log = logging.getLogger(__name__)
 
 ANYTHING = -1
 """A word of a mask that allows all its tokens."""
@@ -42,7 +45,10 @@ class Compiler(Protocol):
 
 
 class Guide:
-    """One output in its grammar. With ``after``, whatever comes up to that text is free."""
+    """One output in its grammar. With ``after``, whatever comes up to that text is free.
+
+    What the library behind a matcher raises is a `GrammarError` here: it fails one request.
+    """
 
     def __init__(self, matcher: Matcher, ends: Collection[int], after: bytes = b"") -> None:
         self._matcher = matcher
@@ -56,8 +62,11 @@ class Guide:
         """Write the tokens allowed next. Raises `GrammarError` when there are none."""
         if self._after:
             row.fill(ANYTHING)
-        else:
+            return
+        try:
             self._matcher.fill(row)
+        except Exception as error:
+            raise _own(error) from error
 
     def accept(self, token: int, data: bytes) -> None:
         """Go on by a token, whose bytes are ``data``. Raises `GrammarError`."""
@@ -66,18 +75,36 @@ class Guide:
             if self._after in self._tail:
                 self._after = b""
             return
-        if not self._matcher.accept(token):
+        try:
+            taken = self._matcher.accept(token)
+        except Exception as error:
+            raise _own(error) from error
+        if not taken:
             raise GrammarError(f"the grammar does not go on with token {token}")
         self.ended = token in self._ends
 
     @property
     def done(self) -> bool:
-        """Whether nothing more can come."""
-        return not self._after and self._matcher.is_done()
+        """Whether nothing more can come. Raises `GrammarError`."""
+        try:
+            return not self._after and self._matcher.is_done()
+        except Exception as error:
+            raise _own(error) from error
 
     def forced(self, recent: Sequence[int]) -> list[int]:
-        """Tokens that must come next, to be accepted one by one. ``recent``: what came before."""
-        return [] if self._after else self._matcher.forced_tokens(recent)
+        """Tokens that must come next, to be accepted one by one. ``recent``: what came before.
+        Raises `GrammarError`."""
+        try:
+            return [] if self._after else self._matcher.forced_tokens(recent)
+        except Exception as error:
+            raise _own(error) from error
+
+
+def _own(error: Exception) -> GrammarError:
+    if isinstance(error, GrammarError):
+        return error
+    log.error("a grammar's library failed", exc_info=error)
+    return GrammarError(f"the grammar's library failed: {type(error).__name__}")
 
 
 class Guides:
@@ -118,6 +145,9 @@ class Guides:
                 matcher = pending.result().matcher()
             except RametError as error:
                 yield request, error
+                continue
+            except Exception as error:
+                yield request, _own(error)
                 continue
             self._guides[serial] = Guide(matcher, self._ends, constraint.after.encode())
             yield request, None

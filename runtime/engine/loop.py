@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -218,6 +219,7 @@ class Engine:
             },
             "retracted": self.scheduler.num_retracted,
             "step_tokens": self._timing.step_tokens(),
+            "mask_seconds": self._timing.mask_seconds,
             "steps": self.steps,
             **self.totals,
             "output_tokens": self.totals["output_tokens"] + self._forced_tokens,
@@ -297,7 +299,9 @@ class Engine:
         while len(self._flights) > 1:
             self._land()
         rows = self.runner.mask_rows(len(planned.batch.masked))
+        began = time.perf_counter()
         failed = self._guided.guides.masks(planned, self.scheduler.rows, rows)
+        self._timing.mask_seconds += time.perf_counter() - began
         ticket.mask(rows)
         for request, error in failed:
             self._conclude(request, error)
@@ -357,6 +361,7 @@ class Engine:
                 prompt_tokens=request.prompt_len,
                 cached_tokens=cached,
                 error=error,
+                grammar_s=spans.grammar,
                 queue_s=spans.queue,
                 prefill_s=spans.prefill,
                 decode_s=spans.decode,

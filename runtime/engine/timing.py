@@ -15,9 +15,10 @@ STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16
 
 
 class Spans(NamedTuple):
-    """Seconds of one request: in the queue, from there to its first token, from there to its end.
-    What it never came to took none."""
+    """Seconds of one request: until its grammar was there, in the queue, from there to its first
+    token, from there to its end. What it never came to took none."""
 
+    grammar: float
     queue: float
     prefill: float
     decode: float
@@ -29,6 +30,8 @@ class Timing:
     def __init__(self) -> None:
         self._counts = [0] * (len(STEP_TOKENS) + 1)
         self._total = 0
+        self.mask_seconds = 0.0
+        """Spent on saying which tokens constrained rows may take."""
 
     def step(self, tokens: int) -> None:
         """A step of so many tokens was launched."""
@@ -51,7 +54,8 @@ def spans_of(request: Request) -> Spans:
     """Of a request that ends now, which has left its row."""
     now = time.monotonic()
     if not request.arrival:
-        return Spans(0.0, 0.0, 0.0)
+        return Spans(0.0, 0.0, 0.0, 0.0)
+    queued = request.brought_in or request.arrival
     admitted = request.admitted or now
     first = request.first_token or now
-    return Spans(admitted - request.arrival, first - admitted, now - first)
+    return Spans(queued - request.arrival, admitted - queued, first - admitted, now - first)

@@ -89,7 +89,8 @@ class FakeRunner:
 
 class Letters:
     """A matcher of places, each with the letters that may stand there: ``abc x xyz``. ``*`` at the
-    end: the last place again and again. The letter ``-`` stands for a limit that is met there."""
+    end: the last place again and again. The letter ``-`` stands for a limit that is met there,
+    ``!`` for a fault of the library."""
 
     def __init__(self, text, at=0):
         self.repeats = text.endswith("*")
@@ -104,6 +105,8 @@ class Letters:
     def fill(self, row):
         if "-" in self.here():
             raise GrammarError("a limit was met")
+        if "!" in self.here():
+            raise ZeroDivisionError
         assert self.here(), "asked for a mask at the end"
         row[0] = sum(1 << ord(letter) - 97 for letter in self.here() if letter != "0")
 
@@ -124,7 +127,7 @@ class Letters:
         assert self.repeats or all(a in b for a, b in zip(text[::-1], self.places[: self.at][::-1]))
         found = []
         for place in self.places[self.at :]:
-            if len(place) > 1 or place in "0-":
+            if len(place) > 1 or place in "0-!":
                 break
             found.append(ord(place) - 97)
         return found

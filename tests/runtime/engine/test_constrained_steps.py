@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 
 import pytest
@@ -166,7 +167,10 @@ def test_a_grammar_that_fails_ends_its_request_alone(started):
     assert client.finished[3].reason == "stop"
 
 
-@pytest.mark.parametrize(("spec", "word"), [("abc - xyz", "a limit"), ("abc 0 xyz", "no token")])
+@pytest.mark.parametrize(
+    ("spec", "word"),
+    [("abc - xyz", "a limit"), ("abc 0 xyz", "no token"), ("abc ! xyz", "ZeroDivisionError")],
+)
 def test_a_row_without_tokens_fails_alone(started, spec, word):
     _, connect = started
     client = connect()
@@ -217,3 +221,36 @@ def test_retracted_requests_go_on_where_they_were_in_their_grammar(started):
     client.pump(lambda: {10, 11, 12, 13} <= set(client.finished), seconds=30)
     assert client.ask(1, "info").data["retracted"] > 0
     assert [client.tokens[10 + i] for i in range(4)] == alone
+
+
+def test_a_storm_of_constrained_and_free_requests(started, letters):
+    """More than memory holds, aborted and failing in between: what finishes fits, nothing stays."""
+    draw = random.Random(5)
+    _, connect = started
+    client = connect()
+    specs = {}
+    for rid in range(60):
+        prompt = [draw.randrange(26) for _ in range(draw.randrange(1, 80))]
+        spec = " ".join(draw.choice(["abc", "x", "q", "defg", "y"]) for _ in range(60))
+        kind = draw.randrange(6)
+        spec = {0: None, 1: "bad " + spec, 2: "slow " + spec, 3: spec + " -"}.get(kind, spec)
+        specs[rid] = spec
+        more = {} if spec is None else held(spec, jump_forward=draw.random() < 0.7)
+        client.submit(rid, prompt, draw.randrange(1, 80), **more)
+        if draw.random() < 0.2:
+            client.send(Abort(rids=[draw.randrange(rid + 1)]))
+        if rid == 30:
+            letters.released.set()
+    client.pump(lambda: len(client.finished) == 60, seconds=60)
+    reasons = {finish.reason for finish in client.finished.values()}
+    assert reasons == {"stop", "length", "abort"}
+    for rid, finish in client.finished.items():
+        spec = (specs[rid] or "").replace("slow", "")
+        text = text_of(client.tokens.get(rid, []))
+        if spec and finish.reason != "abort":
+            assert fits(text, spec)
+            whole = len(text) == len(spec.split())
+            assert finish.reason == ("stop" if whole else "length")
+    info = client.ask(1, "info").data
+    assert info["pages"]["held"] == 0
+    assert info["requests"] == {"running": 0, "waiting": 0}
