@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-from ..protocol.sampling import SamplingParams
+from functools import lru_cache
+
+from ..protocol.sampling import Constraint, SamplingParams
+
+_SHORT = 32 << 10
 
 
 def check_constraint(params: SamplingParams) -> None:
     """Raises `GrammarError` for a constraint that is wrong by itself, whatever compiles it."""
-    constraint = params.constraint
-    if constraint is None:
-        return
+    if params.constraint is not None:
+        check_one(params.constraint)
+
+
+def check_one(constraint: Constraint) -> None:
+    """The same for the constraint alone. That one is right is remembered, as services ask with the
+    same few over and over."""
+    if len(constraint.spec) <= _SHORT:
+        _remembered(constraint)
+    else:
+        _check(constraint)
+
+
+@lru_cache(maxsize=256)
+def _remembered(constraint: Constraint) -> None:
+    _check(constraint)
+
+
+def _check(constraint: Constraint) -> None:
     from ..grammar.checks import check_spec
     from ..grammar.spec import Spec
 

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from ...program.constraint import check_one
+from ...protocol.errors import GrammarError
 from ...protocol.sampling import Constraint
 from .errors import bad, cut
 from .tools.json_calls import JsonCallParser
@@ -26,12 +28,22 @@ _POLICIES = ("disable_any_whitespace", "whitespace", "disable_fallback")
 def constraint_of(
     response_format: Mapping[str, Any] | None, structured: Mapping[str, Any] | None
 ) -> Constraint | None:
-    """Raises `HttpError` for what is malformed, not supported, or given twice."""
+    """Raises `HttpError` for what is malformed, wrong, not supported, or given twice."""
     first = _of_format(response_format) if response_format is not None else None
     second = _of_structured(structured) if structured is not None else None
     if first is not None and second is not None:
         raise bad("give either response_format or structured_outputs", "structured_outputs")
-    return first or second
+    return _checked(first, "response_format") or _checked(second, "structured_outputs")
+
+
+def _checked(constraint: Constraint | None, field: str) -> Constraint | None:
+    """The same constraint. Raises `HttpError` that names the field for one that is wrong."""
+    if constraint is not None:
+        try:
+            check_one(constraint)
+        except GrammarError as error:
+            raise bad(f"{field}: {error}", field) from None
+    return constraint
 
 
 def _of_format(form: Mapping[str, Any]) -> Constraint | None:
@@ -92,7 +104,7 @@ def of_sampling_params(params: Mapping[str, Any]) -> Constraint | None:
         value = _json(value)
     if not isinstance(value, str):
         raise bad(f"{given[0]} must be a text", given[0])
-    return Constraint(given[0], value)
+    return _checked(Constraint(given[0], value), given[0])
 
 
 def call_form(
@@ -109,7 +121,9 @@ def call_form(
     wanted = offer.wanted
     forms = [_call_schema(tool, key, place, len(wanted)) for place, tool in enumerate(wanted)]
     schema = forms[0] if len(forms) == 1 else {"anyOf": forms}
-    return Constraint("json_schema", _json(schema)), parser, opening
+    constraint = _checked(Constraint("json_schema", _json(schema)), "tools")
+    assert constraint is not None
+    return constraint, parser, opening
 
 
 def _call_schema(tool: Mapping[str, Any], key: str, place: int, count: int) -> dict[str, Any]:

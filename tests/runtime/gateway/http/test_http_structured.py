@@ -97,11 +97,15 @@ async def test_fields_of_the_past_say_what_to_write(site, field, write):
         {"structured_outputs": {"structural_tag": "{}"}},
         {"response_format": {"type": "structural_tag"}},
         {"response_format": FORMAT, "tools": [tool("add")]},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#/x"}}}},
+        {"tools": [tool("add", properties={"a": {"$ref": "#/x"}})], "tool_choice": "required"},
     ],
 )
 async def test_what_is_wrong_is_refused_before_it_is_queued(site, asked):
-    with pytest.raises(openai.BadRequestError):
+    with pytest.raises(openai.BadRequestError) as caught:
         await chat(site, extra_body=asked)
+    assert caught.value.param in asked
+    assert caught.value.param in str(caught.value)
     assert site.engine.submits == []
     await site.idle()
 
