@@ -140,7 +140,7 @@ async def test_scores(site):
     )  # fmt: skip
     work, statuses = fuzz(site, "/v1/score", asked)
     await work
-    assert statuses.count(200) > 20
+    assert statuses.count(200) > 3
     await site.idle()
 
 
