@@ -6,16 +6,20 @@ A `Ranges` is a tuple of (first, last) pairs, sorted, disjoint and not touching.
 
 from __future__ import annotations
 
+import re
 import re._casefix as casefix  # pyright: ignore[reportMissingImports]
+import sys
 import unicodedata
+from array import array
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 
 Ranges = tuple[tuple[int, int], ...]
 
 LAST = 0x10FFFF
+_UTF32 = f"utf-32-{sys.byteorder[0]}e"
 _SURROGATES = (0xD800, 0xDFFF)
 ANY: Ranges = ((0, 0xD7FF), (0xE000, LAST))
 
@@ -38,11 +42,9 @@ _LONG_NAMES = {
     "other": "C",
     "control": "Cc",
 }
-_BINARY: dict[str, Callable[[str], bool]] = {
-    "uppercase": str.isupper,
-    "lowercase": str.islower,
-    "whitespace": str.isspace,
-}
+_LAST_CASED_PLANE = 1
+_LAST_DENSE_PLANE = 3
+"""Planes after it hold few characters, which stand at their beginning."""
 _ASCII: dict[str, Ranges] = {
     "d": ((48, 57),),
     "w": ((48, 57), (65, 90), (95, 95), (97, 122)),
@@ -99,23 +101,20 @@ def category(letter: str, ascii_only: bool = False) -> Ranges:
         return complement(category(letter.lower(), ascii_only))
     if ascii_only:
         return _ASCII[letter]
-    if letter == "w":
-        return ranges_of(((95, 95), *_where(str.isalnum)))
-    return _where(str.isdecimal if letter == "d" else str.isspace)
+    runs = re.finditer(rf"\{letter}+", _every_character())
+    return ranges_of((run.start(), run.end() - 1) for run in runs)
 
 
 @cache
 def unicode_property(name: str) -> Ranges | None:
-    r"""The set behind ``\p{name}``: a general category by its short or long name, ``Any``,
-    ``ASCII``, ``Alphabetic``-like binary ones; None for a name that is not known here."""
+    r"""The set behind ``\p{name}``: a general category by its short or long name, ``Any``
+    or ``ASCII``; None for a name that is not known here."""
     plain = name.replace("_", "").replace(" ", "").replace("-", "").lower()
     plain = plain.removeprefix("generalcategory=").removeprefix("gc=")
     if plain == "any":
         return ANY
     if plain == "ascii":
         return ((0, 127),)
-    if plain in _BINARY:
-        return _where(_BINARY[plain])
     short = _LONG_NAMES.get(plain, plain)
     pairs = [
         pair
@@ -144,29 +143,31 @@ def folded(ranges: Ranges, ascii_only: bool = False) -> Ranges:
 
 
 @cache
-def _where(test: Callable[[str], bool]) -> Ranges:
-    pairs: list[tuple[int, int]] = []
-    first = -1
-    for point in range(LAST + 2):
-        inside = point <= LAST and test(chr(point))
-        if inside and first < 0:
-            first = point
-        elif not inside and first >= 0:
-            pairs.append((first, point - 1))
-            first = -1
-    return ranges_of(pairs)
+def _every_character() -> str:
+    """All code points in order, so that places are code points."""
+    return array("I", range(LAST + 1)).tobytes().decode(_UTF32, "surrogatepass")
 
 
 @cache
 def _general_categories() -> dict[str, Ranges]:
     found: dict[str, list[tuple[int, int]]] = defaultdict(list)
     first, current = 0, unicodedata.category(chr(0))
-    for point in range(1, LAST + 2):
+    for point in _informative_points():
         name = unicodedata.category(chr(point)) if point <= LAST else ""
         if name != current:
             found[current].append((first, point - 1))
             first, current = point, name
     return {name: ranges_of(pairs) for name, pairs in found.items()}
+
+
+def _informative_points() -> Iterable[int]:
+    """Code points at which a category may begin; those between have that of the one before."""
+    dense = (_LAST_DENSE_PLANE + 1) << 16
+    yield from range(dense)
+    for plane in range(dense, LAST + 1, 0x10000):
+        yield from range(plane, plane + 0x2000)
+        yield from range(plane + 0xFFFE, plane + 0x10000)
+    yield LAST + 1
 
 
 @cache
@@ -175,7 +176,7 @@ def _folding() -> tuple[dict[int, int], dict[int, tuple[int, ...]]]:
     extra: dict[int, tuple[int, ...]] = casefix._EXTRA_CASES  # pyright: ignore
     key_of: dict[int, int] = {}
     members: dict[int, list[int]] = defaultdict(list)
-    for point in range(LAST + 1):
+    for point in range((_LAST_CASED_PLANE + 1) << 16):
         small = chr(point).lower()
         low = ord(small[0]) if small != chr(point) else point
         if low != point:

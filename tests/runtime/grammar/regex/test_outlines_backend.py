@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from ramet.runtime.grammar import outlines_backend
+from ramet.runtime.grammar import outlines_backend, outlines_matcher
 from ramet.runtime.grammar.backend import Refused
 from ramet.runtime.grammar.outlines_backend import OutlinesBackend
 from ramet.runtime.grammar.spec import Spec
@@ -149,7 +149,7 @@ def test_the_whole_row_is_written_whatever_was_in_it(real):
 
 
 def test_rows_kept_are_bounded(letters, walks, monkeypatch):
-    monkeypatch.setattr(outlines_backend, "_ROW_BYTES", 0)
+    monkeypatch.setattr(outlines_matcher, "MAX_ROW_BYTES", 0)
     grammar = walks.compile("a{40}b?", letters)
     matcher = grammar.matcher()
     a = letters.ids_of_bytes[b"a"]

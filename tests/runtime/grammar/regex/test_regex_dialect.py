@@ -5,10 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import unicodedata
 
 import pytest
 from ramet.runtime.grammar.automaton import build
-from ramet.runtime.grammar.charset import ANY, category, complement, contains, folded, ranges_of
+from ramet.runtime.grammar.charset import (
+    ANY,
+    category,
+    complement,
+    contains,
+    folded,
+    ranges_of,
+    unicode_property,
+)
 from ramet.runtime.grammar.checks_regex import check_choices, check_regex
 from ramet.runtime.grammar.regex_tree import fixed_text, literal, portable
 from ramet.runtime.grammar.utf8 import trie_of
@@ -137,6 +146,16 @@ def test_classes_are_those_of_python():
                 expected = pattern.match(chr(point)) is not None
                 assert contains(inside, point) == expected, hex(point)
                 assert contains(outside, point) != expected, hex(point)
+
+
+def test_shortcuts_over_all_of_unicode_leave_nothing_out():
+    cased = [p for p in range(0x20000, 0x110000) if chr(p).lower() != chr(p) != chr(p).upper()]
+    assert cased == []
+    names = {name: unicode_property(name) for name in ("Lu", "Lo", "Nd", "Cn", "Co", "Cf", "So")}
+    for point in range(0x20000, 0x110000, 1):
+        ranges = names.get(unicodedata.category(chr(point)))
+        if point % 13 == 0 or point & 0xFFFF > 0xFFF0:
+            assert ranges is None or contains(ranges, point), hex(point)
 
 
 def test_case_is_folded_as_python_does():
