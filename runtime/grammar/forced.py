@@ -51,6 +51,16 @@ def canonical_tokens(
     return [token for token, end in zip(ids, ends) if end <= keep]
 
 
+def context_of(vocabulary: Vocabulary, recent: Sequence[int]) -> tuple[int, ...]:
+    """The recent tokens that have a say in what follows: the last, and as many before it as it
+    takes to begin with a character (four at most)."""
+    for count in range(1, min(len(recent), _LAST_TOKENS) + 1):
+        first = vocabulary.tokens[recent[-count]][:1]
+        if first and first[0] & 0xC0 != 0x80:
+            return tuple(recent[-count:])
+    return tuple(recent[-_LAST_TOKENS:])
+
+
 def _stable(
     vocabulary: Vocabulary, forced: bytes, ends: Sequence[int], continues: Continues | None
 ) -> int:
@@ -94,22 +104,19 @@ def _after(prefix: bytes) -> bytes:
 
 def _in_context(vocabulary: Vocabulary, data: bytes, recent: Sequence[int]) -> list[int]:
     """Tokens of ``data`` as they would come after the recent ones, if those would stay the same."""
-    for count in range(1, min(len(recent), _LAST_TOKENS) + 1):
-        before = list(recent[-count:])
-        head = b"".join(vocabulary.tokens[token] for token in before)
-        if not head or head[0] & 0xC0 == 0x80:
-            continue  # does not begin with a character
+    before = list(context_of(vocabulary, recent))
+    head = b"".join(vocabulary.tokens[token] for token in before)
+    if head and head[0] & 0xC0 != 0x80:
         ids = vocabulary.encode(head + data)
-        if ids[:count] == before:
-            return ids[count:]
-        break
+        if ids[: len(before)] == before:
+            return ids[len(before) :]
     return vocabulary.encode(data)
 
 
 def _whole_characters(forced: bytes, recent: Sequence[int], vocabulary: Vocabulary) -> bytes:
     """``forced`` up to its last whole character; b"" where it begins inside of one that the
     recent tokens do not begin."""
-    head = b"".join(vocabulary.tokens[token] for token in recent[-_LAST_TOKENS:])
+    head = b"".join(vocabulary.tokens[token] for token in context_of(vocabulary, recent))
     head = head[max((i for i, byte in enumerate(head) if byte & 0xC0 != 0x80), default=len(head)) :]
     data = head + forced
     if not forced or data[0] & 0xC0 == 0x80:

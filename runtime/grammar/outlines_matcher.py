@@ -11,7 +11,7 @@ import outlines_core
 
 from ..protocol.errors import GrammarError
 from .automaton import DEAD, ByteAutomaton
-from .forced import canonical_tokens
+from .forced import canonical_tokens, context_of
 from .matcher import MaskRow
 from .vocabulary import Vocabulary
 
@@ -93,7 +93,7 @@ class OutlinesGrammar:
         data, behind = self.automaton.forced(place)
         if not data:
             return ()
-        key = (place, tuple(recent[-_CONTEXT:]))
+        key = (place, context_of(self.vocabulary, recent))
         known = self._plans.get(key)
         if known is None:
             walk = self.automaton.walk
