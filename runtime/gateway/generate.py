@@ -15,14 +15,20 @@ from ..protocol.sampling import sampling_from
 from .executor import EngineExecutor
 from .generation import Generation, all_of
 from .request import IntArray
+from .stopper import Stopper
 
 Tell = Callable[[Generated], None]
 
 
 async def generate(
-    executor: EngineExecutor, message: Generate, program: int, tell: Tell
+    executor: EngineExecutor,
+    message: Generate,
+    program: int,
+    tell: Tell,
+    stopper: Stopper | None = None,
 ) -> Generated:
-    """Run it, telling pieces on the way when it streams; returns the end.
+    """Run it, telling pieces on the way when it streams; returns the end. ``stopper`` can end it
+    early.
 
     Raises `BadInputError`, `ContextLengthError`, and what the engine reports.
     """
@@ -38,6 +44,7 @@ async def generate(
         namespace=executor.namespace(message.cache_salt),
         program=program,
         name=message.rid,
+        stopper=stopper,
     )
     jobs = []
     for index in range(params.n):

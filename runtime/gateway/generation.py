@@ -18,6 +18,7 @@ from .engine_client import EngineClient
 from .engine_sampling import MAX_SEED
 from .logprobs import output_entries, prompt_entries, special_text
 from .request import EngineRequest, Handle, IntArray
+from .stopper import Stopper
 from .tokenizer import Tokenizer
 
 OnPiece = Callable[[str, list[int], MetaInfo | None], None]
@@ -57,6 +58,8 @@ class Generation:
     counts_prompt: bool = True
     """For metrics: of several samples, the first counts the prompt."""
 
+    stopper: Stopper | None = None
+
     def sample(self, index: int) -> Generation:
         """The same for another sample: with a seed of its own."""
         seed = (self.sampling.seed + index) & MAX_SEED
@@ -76,6 +79,8 @@ class Generation:
             program=self.program,
             streaming=on_piece is not None,
         )
+        if self.stopper is not None:
+            self.stopper.watch(request)
         text = _Text(self, request, on_piece)
         try:
             while not await request.news():

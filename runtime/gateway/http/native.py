@@ -38,8 +38,9 @@ async def generate_native(state: HttpState, request: Request) -> Response:
     for sampling in samplings:
         sampling_from(sampling).check(live.executor.tokenizer.vocab_size)
     ids = [await ids_of_prompt(live.executor, prompt) for prompt in prompts]
-    rid, rids = _rids(form, count)
-    run = Run(state, live, rid, ids, samplings, form.cache_salt)
+    rids = _rids(form, count)
+    apart = rids if isinstance(form.rid, list) else [rids[0]] * count
+    run = Run(state, live, rids[0], ids, samplings, form.cache_salt, apart)
     with_text = bool(form.return_text_in_logprobs)
     if form.stream:
         events = _events(run, rids, batched, with_text, [len(prompt) for prompt in ids])
@@ -65,16 +66,16 @@ def _prompts(form: NativeForm) -> tuple[list[str | list[int]], bool]:
     return as_prompts(name, given), batched
 
 
-def _rids(form: NativeForm, count: int) -> tuple[str, list[str]]:
-    """The id of the run, and one a prompt."""
+def _rids(form: NativeForm, count: int) -> list[str]:
+    """One a prompt."""
     if form.rid is None:
         rid = secrets.token_hex(16)
-        return rid, [rid] if count == 1 else [f"{rid}_{i}" for i in range(count)]
+        return [rid] if count == 1 else [f"{rid}_{i}" for i in range(count)]
     if isinstance(form.rid, str):
-        return form.rid, [form.rid] * count
+        return [form.rid] * count
     if len(form.rid) != count or len(set(form.rid)) != count:
         raise bad(f"rid must be {count} different ids, one a prompt", "rid")
-    return form.rid[0], form.rid
+    return form.rid
 
 
 def _sampling(form: NativeForm, number: int, count: int) -> dict[str, Any]:

@@ -12,15 +12,28 @@ from ...protocol.messages import Generate, Generated
 from ..generate import generate
 from ..generation import all_of
 from ..request import IntArray
+from ..stopper import Stopper
 from .errors import bad
-from .state import HttpState, Live
+from .state import HttpState, Live, Running
 
 Pieces = list[tuple[int, Generated]]
 
 
+class Part:
+    """Prompts of a run under an id of their own. Aborted, they end with what they have."""
+
+    def __init__(self, rid: str) -> None:
+        self.rid = rid
+        self.stopper = Stopper()
+
+    def abort(self) -> None:
+        self.stopper.stop("the request was aborted")
+
+
 class Run:
     """``samplings`` has one set of sampling parameters a prompt. Use it once: `whole` or `pieces`.
-    Cancelled, closed or aborted, it aborts what runs in the engine."""
+    Cancelled or closed, it aborts what runs in the engine, and so it does when it is aborted.
+    ``rids``, one a prompt, are ids by which prompts are aborted apart instead of all together."""
 
     def __init__(
         self,
@@ -30,6 +43,7 @@ class Run:
         prompts: Sequence[IntArray],
         samplings: Sequence[dict[str, Any]],
         cache_salt: str | None = None,
+        rids: Sequence[str] | None = None,
     ) -> None:
         samples = sum(int(sampling.get("n") or 1) for sampling in samplings)
         if samples > state.limits.samples:
@@ -40,6 +54,8 @@ class Run:
         self._prompts = prompts
         self._samplings = samplings
         self._salt = cache_salt
+        self._parts = {name: Part(name) for name in rids or ()}
+        self._stoppers = [self._parts[name].stopper for name in rids or ()]
         self._task: asyncio.Task[list[Generated]] | None = None
         self._aborted = False
         self._queue: deque[tuple[int, Generated]] = deque()
@@ -76,11 +92,22 @@ class Run:
             await self._end()
 
     def _begin(self, stream: bool) -> asyncio.Task[list[Generated]]:
-        self._state.enter(self)
+        self._enter()
         jobs = [self._one(number, stream) for number in range(len(self._prompts))]
         self._task = asyncio.ensure_future(all_of(jobs))
         self._task.add_done_callback(lambda _: self._news.set())
         return self._task
+
+    def _enter(self) -> None:
+        entered: list[Running] = []
+        try:
+            for one in [*self._parts.values()] or [self]:
+                self._state.enter(one)
+                entered.append(one)
+        except BaseException:
+            for one in entered:
+                self._state.leave(one)
+            raise
 
     async def _one(self, number: int, stream: bool) -> Generated:
         message = Generate(
@@ -92,7 +119,10 @@ class Run:
         )
         program = next(self._state.numbers)
         executor = self._live.executor
-        result = await generate(executor, message, program, lambda piece: self._put(number, piece))
+        stopper = self._stoppers[number] if self._stoppers else None
+        result = await generate(
+            executor, message, program, lambda piece: self._put(number, piece), stopper
+        )
         if stream:
             self._put(number, result)
         return result
@@ -117,4 +147,5 @@ class Run:
         assert self._task is not None
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        self._state.leave(self)
+        for one in [*self._parts.values()] or [self]:
+            self._state.leave(one)

@@ -128,19 +128,69 @@ async def test_a_batch_may_differ_prompt_by_prompt(site):
     assert "output_token_logprobs" not in made[1]["meta_info"]
 
 
-async def test_abort_request(site):
+async def begun(site, count, **body):
+    """A request whose prompts have all made a few tokens, and then no more."""
+    site.engine.next_token = lambda tokens: 97
+    task = asyncio.create_task(
+        site.post("/generate", sampling_params={"max_new_tokens": 400}, **body)
+    )
+    await site.world.settle(
+        lambda: len([r for r in site.engine.running.values() if len(r["tokens"]) > 4]) == count
+    )
     site.engine.idle = True
-    running = [
-        asyncio.create_task(site.post("/generate", text="ab", rid=name, sampling_params=SRT))
-        for name in ("one", "two")
-    ]
-    await site.world.settle(lambda: len(site.engine.running) == 2)
-    again = await site.post("/generate", text="ab", rid="one")
+    return task
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_aborted_ends_with_what_it_has(site, stream):
+    running = await begun(site, 1, text="ab", rid="mine", stream=stream, return_logprob=True)
+    again = await site.post("/generate", text="ab", rid="mine")
+    assert (again.status_code, "running already" in again.text) == (400, True)
+    assert (await site.post("/abort_request", rid="mine")).json() == {"aborted": 1}
+    reply = await running
+    assert reply.status_code == 200
+    body = reply.text.split("data: ")[-2] if stream else reply.text
+    answer = json.loads(body)
+    meta = answer["meta_info"]
+    assert meta["finish_reason"] == {"type": "abort", "message": "the request was aborted"}
+    assert meta["completion_tokens"] == len(answer["output_ids"]) > 2
+    assert answer["text"] == "a" * meta["completion_tokens"]
+    assert len(meta["output_token_logprobs"]) == meta["completion_tokens"]
+    await site.idle()
+    assert len(site.engine.aborted) == 1
+
+
+async def test_one_of_a_batch_is_aborted(site):
+    running = await begun(site, 2, text=["ab", "cd"], rid=["one", "two"])
+    again = await site.post("/generate", text=["x", "y"], rid=["three", "two"])
     assert again.status_code == 400
-    assert (await site.post("/abort_request", rid="one")).json() == {"aborted": 1}
-    assert (await running[0]).status_code == 499
+    assert (await site.post("/abort_request", rid="two")).json() == {"aborted": 1}
+    site.engine.idle = False
+    one, two = (await running).json()
+    assert one["meta_info"]["finish_reason"]["type"] == "length"
+    assert one["meta_info"]["completion_tokens"] == 400
+    assert two["meta_info"]["finish_reason"]["type"] == "abort"
+    assert (one["meta_info"]["id"], two["meta_info"]["id"]) == ("one", "two")
+    assert (await site.post("/generate", text="x", rid="three")).status_code == 200
+
+
+async def test_abort_all(site):
+    running = await begun(site, 3, text=["ab", "cd", "x"])
     assert (await site.post("/abort_request", rid="", abort_all=True)).json() == {"aborted": 1}
-    assert (await running[1]).status_code == 499
+    for answer in (await running).json():
+        assert answer["meta_info"]["finish_reason"]["type"] == "abort"
+        assert answer["text"]
+    await site.idle()
+
+
+async def test_what_waits_can_be_aborted_too(site):
+    site.engine.idle = True
+    running = asyncio.create_task(site.post("/generate", text="ab", rid="mine"))
+    await site.world.settle(lambda: bool(site.state.runs))
+    await site.post("/abort_request", rid="mine")
+    answer = (await running).json()
+    assert (answer["text"], answer["output_ids"]) == ("", [])
+    assert answer["meta_info"]["finish_reason"]["type"] == "abort"
     await site.idle()
 
 
