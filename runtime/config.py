@@ -81,11 +81,12 @@ class EngineConfig(ServerConfig, frozen=True, kw_only=True, omit_defaults=True):
         int, says("Requests that run at the same time.", ge=1, le=65536)
     ] = 256
     max_queued_requests: (
-        Annotated[int, says("Requests that may wait; more are refused. None: no limit.", ge=1)]
-        | None
+        Annotated[int, says("Requests that may wait; more are refused. None: 2^17.", ge=1)] | None
     ) = None
     max_queued_tokens: (
-        Annotated[int, says("Prompt tokens that may wait; more are refused. None: no limit.", ge=1)]
+        Annotated[
+            int, says("Prompt tokens that may wait; more are refused. None: 2^27.", ge=1)
+        ]
         | None
     ) = None
     priority_classes: (

@@ -44,7 +44,8 @@ def _assemble(config, address):  # type: ignore[no-untyped-def]
     from ..model.build import PAGE, build_runner, device_of, step_tokens_of
     from ..model.store import resolve
     from ..scheduler.classes import parse_classes
-    from ..scheduler.scheduler import Limits, Scheduler
+    from ..scheduler.limits import MOST_WAITING, MOST_WAITING_TOKENS, Limits
+    from ..scheduler.scheduler import Scheduler
     from .connections import Connections
     from .guides import Guides
     from .loop import Engine
@@ -64,8 +65,8 @@ def _assemble(config, address):  # type: ignore[no-untyped-def]
         context_length=runner.context_length,
         step_tokens=step_tokens_of(config, device_of(config), runner.context_length),
         prompt_sizes=runner.prompt_sizes,
-        max_waiting=config.max_queued_requests or sys.maxsize,
-        max_waiting_tokens=config.max_queued_tokens or sys.maxsize,
+        max_waiting=config.max_queued_requests or MOST_WAITING,
+        max_waiting_tokens=config.max_queued_tokens or MOST_WAITING_TOKENS,
         classes=parse_classes(config.priority_classes),
         priority_ageing=config.priority_ageing,
     )

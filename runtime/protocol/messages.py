@@ -233,7 +233,8 @@ EngineMessage = Submit | Abort | Release | Credit | Ask
 class Finish(_Message, frozen=True, kw_only=True, tag="finish"):
     """How one request ended. ``text_bytes``: how many bytes of the output come before the stop
     string; -1 when none matched. ``prompt_tokens`` and ``cached_tokens`` are final. The times are
-    in seconds: in the queue, from there to the first token, from there to the end."""
+    in seconds: until its grammar was there, in the queue, from there to the first token, from there
+    to the end."""
 
     rid: int
     reason: Literal["stop", "length", "abort"]
@@ -243,6 +244,7 @@ class Finish(_Message, frozen=True, kw_only=True, tag="finish"):
     cached_tokens: int = 0
     message: str | None = None
     error: ErrorInfo | None = None
+    grammar_s: float = 0.0
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0

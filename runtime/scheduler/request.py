@@ -32,6 +32,8 @@ class Request:
     level: int = 0
     """Its priority and its class's together."""
     arrival: float = 0.0
+    brought_in: float = 0.0
+    """When it stood aside no longer; 0: it never did, or still does."""
     admitted: float = 0.0
     """When it first left the queue, on the monotonic clock; 0: it has not yet."""
     first_token: float = 0.0

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from ..protocol.errors import ContextLengthError, RametError
 from .admission import Admission
 from .batch import IntArray, NewRow
 from .building import Planned, StepBuilder
-from .classes import CLASSES, PriorityClass
+from .limits import Limits
 from .policies import POLICIES, aged_first, by_priority
 from .request import Request
 from .rows import DECODE, EMPTY, PREFILL, Rows
@@ -27,27 +26,6 @@ from .waiting import Waiting, check_fits, check_queue, classify
 SCRATCH = 0
 """A slot of the pool's first page, which nobody is given: what is written there is never read."""
 _NO_SLOTS: SlotArray = np.empty(0, np.int32)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one step, and the whole engine, may hold."""
-
-    max_rows: int = 64
-    context_length: int = 8192
-    step_tokens: int = 512
-    """Prefill tokens a step, beside the decodes."""
-    prompt_sizes: tuple[int, ...] = ()
-    """Sizes, in tokens, of steps without decodes that the runner has captured, ascending. Where
-    there are any, such steps take turns with decodes instead of sharing steps with them."""
-    max_waiting: int = 65536
-    max_waiting_tokens: int = sys.maxsize
-    """Prompt tokens of all that wait."""
-    classes: Mapping[str, PriorityClass] = field(default_factory=lambda: CLASSES)
-    priority_ageing: float = 10.0
-    """Seconds of waiting that are worth one step of priority."""
-    ageing: float = 5.0
-    """Seconds after which a waiting request goes before those that a policy prefers."""
 
 
 class MustDrain(Exception):  # noqa: N818 - a signal between two modules, not a failure
@@ -110,6 +88,7 @@ class Scheduler:
     def bring_in(self, request: Request) -> None:
         """A request that stood aside takes the place in the queue that it would have now."""
         self.aside.remove(request)
+        request.brought_in = time.monotonic()
         at = len(self.waiting)
         while at and self._stands_behind(self.waiting[at - 1], request):
             at -= 1

@@ -35,7 +35,6 @@ class Metrics(Observer):
         self._registry = CollectorRegistry()
         self._registry.register(_Shown(self, vllm_names))
         self._info: Mapping[str, Any] = {}
-        self._retracted = 0
 
         self._running = Gauge("num_requests_running", "Requests in the running batch.")
         self._waiting = Gauge("num_requests_waiting", "Requests that wait to be admitted.")
@@ -60,6 +59,7 @@ class Metrics(Observer):
             "requests_rejected", "Requests refused because there were too many.",
             "reason", ("queue", "connections"),
         )  # fmt: skip
+        self._masks = Counter("grammar_mask_seconds", "Spent on masks of constrained rows.")
         self._restarts = Counter("engine_restarts", "Times that the engine came back.")
         self._ttft = Histogram("time_to_first_token_seconds", "From arrival to first token.")
         self._itl = Histogram("inter_token_latency_seconds", "Between tokens of a request.")
@@ -67,6 +67,9 @@ class Metrics(Observer):
             "request_time_per_output_token_seconds", "Mean time between tokens, by request."
         )
         self._e2e = Histogram("e2e_request_latency_seconds", "From arrival to the end.")
+        self._grammar = Histogram(
+            "request_grammar_time_seconds", "From arrival until its grammar was there."
+        )
         self._queue = Histogram("request_queue_time_seconds", "From arrival to admission.")
         self._prefill = Histogram("request_prefill_time_seconds", "Admission to first token.")
         self._decode = Histogram("request_decode_time_seconds", "From first token to the end.")
@@ -121,6 +124,8 @@ class Metrics(Observer):
             if generated > 1:
                 self._tpot.add((request.last_token_at - first) / (generated - 1))
         if finish is not None:
+            if request.sampling.constraint is not None:
+                self._grammar.add(finish.grammar_s)
             self._queue.add(finish.queue_s)
             self._prefill.add(finish.prefill_s)
             self._decode.add(finish.decode_s)
@@ -141,15 +146,19 @@ class Metrics(Observer):
         if info:
             pages = info.get("pages") or {}
             self._usage.value = pages.get("held", 0) / max(1, pages.get("total", 1))
-            retracted = int(info.get("retracted", 0))  # of this engine, since it began
-            self._preempted.add(max(0, retracted - self._retracted))
-            self._retracted = retracted
+            self._preempted.add(self._more("retracted", info))
+            self._masks.add(self._more("mask_seconds", info))
             self._info = info
         requests = (info.get("requests") or {}) if up else {}
         self._running.value = requests.get("running", 0)
         self._waiting.value = requests.get("waiting", 0)
         self._up.value = float(up)
         return generate_latest(self._registry)
+
+    def _more(self, name: str, info: Mapping[str, Any]) -> float:
+        """What an engine's counter grew by since the last look. A smaller one is a new engine's."""
+        now, before = info.get(name, 0), self._info.get(name, 0)
+        return now - before if now >= before else now
 
     def families(self) -> Iterator[Metric]:
         """All that there is, under names without a prefix."""

@@ -243,7 +243,16 @@ def test_the_real_engine_s_numbers(launched):
                     "ignore_eos": True}  # fmt: skip
             usages.append(client.post(COMPLETIONS, json=body).json()["usage"])
         found = Scrape(client.get("/metrics").text)
-    found.check()
+        found.check()
+        body = {"prompt": "a", "max_tokens": 8, "structured_outputs": {"regex": "[ab]{4}"}}
+        assert len(client.post(COMPLETIONS, json=body).json()["choices"][0]["text"]) == 4
+        constrained = Scrape(client.get("/metrics").text)
+    assert found("request_grammar_time_seconds_count") == 0
+    assert constrained("request_grammar_time_seconds_count") == 1
+    assert constrained("request_grammar_time_seconds_sum") > 0.01, "a process was started for it"
+    assert constrained("grammar_mask_seconds_total") > found("grammar_mask_seconds_total") == 0
+    queued = constrained("request_queue_time_seconds_sum") - found("request_queue_time_seconds_sum")
+    assert queued < constrained("request_grammar_time_seconds_sum"), "it counts as no queue"
     assert found("generation_tokens_total") == 3 * 2 * 8
     assert found("prompt_tokens_total") == sum(usage["prompt_tokens"] for usage in usages)
     cached = sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
