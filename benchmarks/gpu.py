@@ -5,6 +5,7 @@
 Each row is the same work, with the same lengths and seeds, that vLLM 0.26 and SGLang 0.5.17 were
 measured with on an H200 (Python API, greedy, answers at full length, one engine at a time).
 A decode step's time is (time for N + 1 tokens − time for 1 token) / N with the prefix cached.
+For the first shape some rows are measured again with deterministic inference, to show its cost.
 """
 
 from __future__ import annotations
@@ -60,6 +61,10 @@ DECODES = {
     "decode_b256": (256, 1024, 128),
     "decode_b64_8k": (64, 8192, 128),
 }
+
+
+DETERMINISTIC = ("decode_b1", "decode_b64", "prefill_8k")
+"""Rows that are measured again with deterministic inference."""
 
 
 class Bench:
@@ -148,7 +153,7 @@ def report(shape: str, name: str, value: float) -> dict[str, object]:
 def show(row: dict[str, object]) -> None:
     share = f"{row['of_floor']:.0%}" if row["of_floor"] else "–"
     print(
-        f"{row['shape']:14} {row['work']:16} {row['measured']:>10.4g} {row['unit']:10} "
+        f"{row['shape']:14} {row['work']:26} {row['measured']:>10.4g} {row['unit']:10} "
         f"floor {row['floor'] or '–':>6} ({share:>4})  vLLM {row['vllm']:>7}  "
         f"SGLang {row['sglang']:>7}  {row['against_better_peer']:.2f} × the better",
         flush=True,
@@ -187,7 +192,11 @@ def main() -> int:
         "rows": [],
     }
     rows: list[dict[str, object]] = result["rows"]  # type: ignore[assignment]
-    for shape in options.shape or list(SHAPES):
+    shapes = options.shape or list(SHAPES)
+    runs = [(shape, options.only, False) for shape in shapes]
+    if not options.only:
+        runs.insert(1, (shapes[0], list(DETERMINISTIC), True))
+    for shape, only, deterministic in runs:
         begin = time.perf_counter()
         settings = {
             "load_format": "dummy",
@@ -196,6 +205,7 @@ def main() -> int:
             "mem_fraction_static": 0.85,
             "max_running_requests": 256,
             "random_seed": 0,
+            "enable_deterministic_inference": deterministic,
             **extra,
         }
         with ramet.Runtime(
@@ -206,18 +216,23 @@ def main() -> int:
         ) as runtime:
             bench = Bench(runtime)
             bench.run([bench.ids(64)], [1])
+            mode = " (deterministic)" if deterministic else ""
             rows.append(
                 {
                     "shape": shape,
-                    "work": "start",
+                    "work": "start" + mode,
                     "unit": "s",
                     "measured": round(time.perf_counter() - begin, 2),
                 }
             )
             print(f"{shape}: start to first token {rows[-1]['measured']} s", flush=True)
             bench.warm_up()
-            for name, value in bench.rows(options.only):
+            for name, value in bench.rows(only):
                 rows.append(report(shape, name, value))
+                rows[-1]["work"] = name + mode
+                if deterministic:
+                    plain = next(r for r in rows if (r["shape"], r["work"]) == (shape, name))
+                    rows[-1]["against_plain"] = round(plain["measured"] / value, 3)
                 show(rows[-1])
                 if options.out:
                     options.out.write_text(json.dumps(result, indent=1))

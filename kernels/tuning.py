@@ -272,6 +272,8 @@ def best_plan(product: Product, device: torch.device) -> tuple[Plan | Tiles | No
 def graph_seconds(work: Callable[[], None], device: torch.device, repeats: int = 10) -> float:
     """Seconds of `work`, captured into a CUDA graph, by the best of three timings."""
     stream = torch.cuda.Stream(device)
+    # What the work reads may still be being made.
+    stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         work()
         stream.synchronize()

@@ -158,8 +158,8 @@ class DeviceRunner:
             positions = _positions_of(batch)
             extend = self._captured_extend(batch)
             if extend is not None:
-                self._enter_tables(batch, positions)
-                extend.enter(batch, positions)
+                self._enter_runs(batch)
+                extend.enter(batch, positions, _places_of(batch, positions))
                 raw = extend.run()
                 return self._when_masked(
                     batch, lambda mask: self._sample_captured(batch, extend, raw, mask)
@@ -196,14 +196,23 @@ class DeviceRunner:
         fits = (g for s, g in self._extends.items() if s >= tokens and g.max_items >= items)
         return next(fits, None)
 
-    def _enter_tables(self, batch: StepBatch, positions: IntArray) -> list[torch.Tensor]:
-        """Note where the batch's tokens, new rows and moves lie. Returns, on the device: ids,
-        positions, slots of the tokens, rows, kv_lens, q_start of the items, each token's row."""
-        token_rows = np.repeat(batch.rows, batch.q_lens)
+    def _enter_runs(self, batch: StepBatch) -> None:
+        """Note where the leading positions of new rows, and of rows that moved, lie."""
+        runs = [(new.row, new.slots) for new in batch.new_rows if len(new.slots)]
+        runs += batch.moves
+        if not runs:
+            return
+        table = self._tables.slots
+        uploaded = self._staging.upload([slots for _, slots in runs])
+        for (row, _), slots in zip(runs, uploaded):
+            table[row, : len(slots)] = slots
+
+    def _eager(self, batch: StepBatch, positions: IntArray) -> torch.Tensor:
+        """Hidden states [T, H]; kernels are launched one by one."""
+        self._enter_runs(batch)
         q_start = np.zeros(len(batch.rows) + 1, np.int32)
         np.cumsum(batch.q_lens, out=q_start[1:])
-        leading = [(new.row, new.slots) for new in batch.new_rows if len(new.slots)]
-        fields = self._staging.upload(
+        ids, where, slots, rows, kv_lens, q_start, token_rows, places = self._staging.upload(
             [
                 batch.ids,
                 positions,
@@ -211,24 +220,11 @@ class DeviceRunner:
                 batch.rows,
                 batch.kv_lens,
                 q_start,
-                token_rows,
-                *(slots for _, slots in leading),
-                *(slots for _, slots in batch.moves),
+                np.repeat(batch.rows, batch.q_lens),
+                _places_of(batch, positions),
             ]
         )
-        fixed, runs = fields[:7], fields[7:]
-        table = self._tables.slots
-        for (row, _), run in zip(leading, runs):
-            table[row, : len(run)] = run
-        table.index_put_((fixed[6].long(), fixed[1].long()), fixed[2])
-        for (row, _), run in zip(batch.moves, runs[len(leading) :]):
-            table[row, : len(run)] = run
-        return fixed
-
-    def _eager(self, batch: StepBatch, positions: IntArray) -> torch.Tensor:
-        """Hidden states [T, H]; kernels are launched one by one."""
-        fields = self._enter_tables(batch, positions)
-        ids, where, slots, rows, kv_lens, q_start, token_rows = fields
+        self._tables.slots.index_put_((token_rows.long(), where.long()), places)
         if (batch.ids == FROM_DEVICE).any():
             last = self._tables.last_tokens.index_select(0, token_rows)
             ids = torch.where(ids == FROM_DEVICE, last, ids)
@@ -359,6 +355,19 @@ def _positions_of(batch: StepBatch) -> IntArray:
     starts = np.cumsum(batch.q_lens) - batch.q_lens
     first = batch.kv_lens - batch.q_lens - starts
     return (np.arange(batch.num_tokens) + np.repeat(first, batch.q_lens)).astype(np.int32)
+
+
+def _places_of(batch: StepBatch, positions: IntArray) -> IntArray:
+    """[T] where the table says that each token's KV lies: its slot, unless an equal token's KV was
+    there already, which the row then reads."""
+    if not batch.moves:
+        return batch.slots
+    places = batch.slots.copy()
+    token_rows = np.repeat(batch.rows, batch.q_lens)
+    for row, slots in batch.moves:
+        (mine,) = np.nonzero((token_rows == row) & (positions < len(slots)))
+        places[mine] = slots[positions[mine]]
+    return places
 
 
 def _dummy_batch(row: int, q_lens: list[int]) -> StepBatch:

@@ -136,7 +136,8 @@ class CapturedDecode(_Captured):
 
 
 class CapturedExtend(_Captured):
-    """Up to ``size`` new tokens of up to ``max_items`` rows. Slots are in the tables already."""
+    """Up to ``size`` new tokens of up to ``max_items`` rows. What came before them is in the tables
+    already."""
 
     def __init__(self, parts: Parts, size: int) -> None:
         super().__init__(parts)
@@ -144,9 +145,10 @@ class CapturedExtend(_Captured):
         self.max_items = extend_items(size)
         items = self.max_items + 1
         device = parts.kv.device
-        self._inputs, fields = _inputs([size] * 3 + [items] * 3 + [items + 1], device)
-        self._ids, self._positions, self._slots = fields[:3]
-        self.rows, self._kv_lens, self._last, self._q_start = fields[3:]
+        self._inputs, fields = _inputs([size] * 5 + [items] * 3 + [items + 1], device)
+        self._ids, self._positions, self._slots, self._places, self._token_rows = fields[:5]
+        self.rows, self._kv_lens, self._last, self._q_start = fields[5:]
+        self._token_rows.fill_(parts.scratch_row)
         self.rows.fill_(parts.scratch_row)
         # Until the first real inputs: no items, all tokens padding.
         self._q_start[-1] = size
@@ -160,19 +162,23 @@ class CapturedExtend(_Captured):
             max_kv=parts.tables.slots.shape[1],
         )
 
-    def enter(self, batch: StepBatch, positions: IntArray) -> None:
-        """Give the next `run` its inputs. ``positions`` [T] of the batch's tokens."""
+    def enter(self, batch: StepBatch, positions: IntArray, places: IntArray) -> None:
+        """Give the next `run` its inputs. Of the batch's tokens: ``positions`` [T], and ``places``
+        [T], the slots where their KV is read."""
         count, tokens = len(batch.rows), batch.num_tokens
         items, pad = self.max_items + 1 - count, self.size - tokens
         scratch = self.parts.scratch_row
         ends = np.cumsum(batch.q_lens, dtype=np.int32)
         zeros = np.zeros(max(pad, items), np.int32)
+        padding = np.full(max(pad, items), scratch, np.int32)
         self.parts.staging.upload(
             [
                 (batch.ids, zeros[:pad]),
                 (positions, zeros[:pad]),
                 (batch.slots, zeros[:pad]),
-                (batch.rows, np.full(items, scratch, np.int32)),
+                (places, zeros[:pad]),
+                (np.repeat(batch.rows, batch.q_lens), padding[:pad]),
+                (batch.rows, padding[:items]),
                 (batch.kv_lens, zeros[: items - 1], np.array([pad], np.int32)),
                 (ends - 1, zeros[:items]),
                 (
@@ -187,6 +193,9 @@ class CapturedExtend(_Captured):
 
     def forward(self) -> None:
         parts = self.parts
+        # Padding writes the scratch row's first place, which is slot 0 and stays it.
+        at = (self._token_rows.long(), self._positions.long())
+        parts.tables.slots.index_put_(at, self._places)
         hidden = parts.decoder.forward(
             self._ids, self._positions, self._slots.long(), self._meta, parts.kv
         )
