@@ -38,6 +38,7 @@ def main() -> int:
 def _assemble(config, address):  # type: ignore[no-untyped-def]
     """Model, memory, scheduler, sockets: put together."""
     tell_stage("importing")
+    from ..gateway.logprobs import special_text
     from ..gateway.tokenizer import Tokenizer
     from ..grammar import Compiler, Vocabulary
     from ..memory.kv_memory import KVMemory
@@ -82,6 +83,7 @@ def _assemble(config, address):  # type: ignore[no-untyped-def]
             Vocabulary.from_tokenizer(tokenizer, runner.vocab_size), config.grammar_backend
         ),
         tokenizer.eos_ids,
+        special_text(tokenizer),
     )
     facts = {
         "model": config.model_name,

@@ -4,7 +4,7 @@ each output is in its own."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from ..grammar.matcher import Grammar, Matcher
@@ -50,9 +50,16 @@ class Guide:
     What the library behind a matcher raises is a `GrammarError` here: it fails one request.
     """
 
-    def __init__(self, matcher: Matcher, ends: Collection[int], after: bytes = b"") -> None:
+    def __init__(
+        self,
+        matcher: Matcher,
+        ends: Collection[int],
+        after: bytes = b"",
+        names: Mapping[int, bytes] | None = None,
+    ) -> None:
         self._matcher = matcher
         self._ends = ends
+        self._names = names or {}
         self.ended = False
         """Whether the last token was one that ends an answer, and no text."""
         self._after = after
@@ -71,6 +78,7 @@ class Guide:
     def accept(self, token: int, data: bytes) -> None:
         """Go on by a token, whose bytes are ``data``. Raises `GrammarError`."""
         if self._after:
+            data = data or self._names.get(token, b"")
             self._tail = (self._tail + data)[-len(self._after) - len(data) :]
             if self._after in self._tail:
                 self._after = b""
@@ -109,10 +117,16 @@ def _own(error: Exception) -> GrammarError:
 
 class Guides:
     """Guides of the engine's requests, by request. ``compiler`` is made when it is first needed;
-    ``ends`` are the ids that end an answer."""
+    ``ends`` are the ids that end an answer, ``names`` what tokens without text are called."""
 
-    def __init__(self, compiler: Callable[[], Compiler], ends: Collection[int]) -> None:
+    def __init__(
+        self,
+        compiler: Callable[[], Compiler],
+        ends: Collection[int],
+        names: Mapping[int, bytes] | None = None,
+    ) -> None:
         self._make = compiler
+        self._names = names or {}
         self._ends = frozenset(ends)
         self._compiler: Compiler | None = None
         self._pending: dict[int, tuple[Request, Pending]] = {}
@@ -149,7 +163,9 @@ class Guides:
             except Exception as error:
                 yield request, _own(error)
                 continue
-            self._guides[serial] = Guide(matcher, self._ends, constraint.after.encode())
+            self._guides[serial] = Guide(
+                matcher, self._ends, constraint.after.encode(), self._names
+            )
             yield request, None
 
     def forget(self, request: Request) -> None:

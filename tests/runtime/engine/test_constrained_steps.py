@@ -198,6 +198,22 @@ def test_nothing_is_constrained_up_to_a_text(started, expected):
     assert len(tokens) == begin + 6
 
 
+def test_what_ends_thinking_may_be_a_token_without_text(started, expected):
+    engine, connect = started
+    client = connect()
+    free = expected([3, 4], 12, 26)
+    mark = free[6]
+    engine._guided.guides._names = {mark: b"<end>"}
+    texts = engine._endings.token_bytes
+    engine._endings.token_bytes = [b"" if t == mark else data for t, data in enumerate(texts)]
+    begin = free.index(mark) + 1
+    constraint = Constraint("ebnf", "abc q r s", after="<end>")
+    tokens = client.run(1, [3, 4], 50, constraint=constraint)
+    assert tokens[:begin] == free[:begin]
+    assert fits(text_of(tokens[begin:]), "abc q r s")
+    assert len(tokens) == begin + 4
+
+
 def test_the_compiler_is_closed_with_the_engine(started, letters):
     engine, connect = started
     connect().run(1, [1], 5, **held("abc"))
