@@ -45,6 +45,27 @@ class Report:
         }
         Path(path).write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
+    def write_table(self, path: str | None) -> None:
+        """The rows as Markdown, beside the JSON at ``path``."""
+        if not path:
+            return
+        lines = [
+            f"# {self.name}",
+            "",
+            f"{time.strftime('%Y-%m-%d')}, {processor()}, {os.cpu_count()} cores",
+            "",
+            "| Work | | | Bar | |",
+            "|---|--:|---|---|---|",
+        ]
+        for row in self.rows:
+            value = row["value"]
+            assert isinstance(value, float)
+            shown = f"{value:,.3g}" if value < 100 else f"{value:,.0f}"
+            lines.append(
+                f"| {row['work']} | {shown} | {row['unit']} | {row['bar']} | {row['note']} |"
+            )
+        Path(path).with_suffix(".md").write_text("\n".join(lines) + "\n")
+
 
 def processor() -> str:
     """What the system calls its processor, with the matrix units that matter here."""
