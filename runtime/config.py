@@ -84,9 +84,7 @@ class EngineConfig(ServerConfig, frozen=True, kw_only=True, omit_defaults=True):
         Annotated[int, says("Requests that may wait; more are refused. None: 2^17.", ge=1)] | None
     ) = None
     max_queued_tokens: (
-        Annotated[
-            int, says("Prompt tokens that may wait; more are refused. None: 2^27.", ge=1)
-        ]
+        Annotated[int, says("Prompt tokens that may wait; more are refused. None: 2^27.", ge=1)]
         | None
     ) = None
     priority_classes: (

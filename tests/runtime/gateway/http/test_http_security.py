@@ -13,6 +13,7 @@ from ramet.runtime import launch
 from ramet.runtime.config import EngineConfig
 from ramet.runtime.gateway import origin
 from ramet.runtime.gateway.http import intake
+from ramet.runtime.gateway.http.guard import METRICS_PATHS, OPEN_PATHS
 from ramet.runtime.gateway.http.server import tls_context
 from ramet.runtime.keys import Keys, check_keys, read_keys
 from ramet.runtime.program.instructions import Gen, Text
@@ -106,6 +107,32 @@ async def test_an_admin_s_key_alone_closes_only_what_is_the_admin_s(new_site):
     assert (await site.http.get("/v1/models")).status_code == 200
     assert (await site.http.get("/flush_cache")).status_code == 401
     assert (await site.http.get("/flush_cache", headers=bearer("admin"))).status_code == 200
+
+
+async def test_no_spelling_of_a_path_gets_round_the_keys(new_site):
+    site = await new_site(api_key="user", admin_key="admin", metrics_key="metrics")
+    for path in ("/flush_cache/", "//flush_cache", "/%66lush_cache", "/./flush_cache",
+                 "/health/../flush_cache", "/metrics/", "/%6detrics", "/FLUSH_CACHE"):  # fmt: skip
+        for key in ("user", "wrong"):
+            reply = await site.http.request("GET", site.url + path, headers=bearer(key))
+            assert reply.status_code in (307, 401, 404), (path, key, reply.status_code)
+            assert "success" not in reply.text
+            assert "ramet:" not in reply.text
+    assert not site.engine.submits
+
+
+async def test_every_path_but_the_open_ones_asks_for_a_key(new_site):
+    site = await new_site(api_key="user")
+    paths = (await site.http.get("/openapi.json")).json()["paths"]
+    assert len(paths) > 15
+    for path, methods in paths.items():
+        if path in OPEN_PATHS | METRICS_PATHS:
+            continue
+        for method in methods:
+            where = path.replace("{", "").replace("}", "")
+            reply = await site.http.request(method, where, headers=bearer("wrong"))
+            assert reply.status_code == 401, (method, path)
+    assert (await site.http.get("/openapi.json", headers=bearer("wrong"))).status_code == 401
 
 
 @pytest.mark.parametrize("all_of_them", [False, True])
