@@ -351,3 +351,38 @@ async def test_a_salt_keeps_programs_apart(site):
         await site.post(PATH, program=program, cache_salt=salt)
     first, second, third = (submit.namespace for submit in site.engine.submits)
     assert first == third != second
+
+
+async def test_each_key_has_programs_of_its_own(new_site):
+    site = await new_site(api_key=["one", "two"])
+    site.engine.says("h")
+    mine, other = ({"Authorization": f"Bearer {key}"} for key in ("one", "two"))
+    program = data([Text(parts=("ab",)), Gen(op=0, name="x", sampling=GREEDY)])
+    reply = await site.http.post(PATH, json={"closed": False}, headers=mine)
+    name = reply.json()["id"]
+    for method, path in (
+        ("GET", ""), ("DELETE", ""), ("POST", "/append"), ("GET", "/events"),
+    ):  # fmt: skip
+        url = f"{PATH}/{name}{path}"
+        reply = await site.http.request(method, url, json={}, headers=other)
+        assert reply.status_code == 404
+    assert (await site.http.delete(f"{PATH}/{name}", headers=mine)).status_code == 200
+    for headers in (mine, other, mine):
+        await site.http.post(PATH, json={"program": program}, headers=headers)
+    first, second, third = (submit.namespace for submit in site.engine.submits)
+    assert first == third != second
+    assert first
+    await site.idle()
+
+
+async def test_a_priority_goes_with_all_of_a_program(site):
+    site.engine.says("h")
+    program = data([Fork(children=(1,)), Gen(op=0), Gen(stream=1, op=1)], sampling=GREEDY)
+    await site.post(PATH, program=program, priority=-3)
+    await site.post(PATH, program=program, priority="batch")
+    urgency = [(submit.priority, submit.cls) for submit in site.engine.submits]
+    assert urgency == [(-3, "")] * 2 + [(0, "batch")] * 2
+    name = (await site.post(PATH, closed=False, priority=5)).json()["id"]
+    piece = msgspec.to_builtins([Gen(op=0, sampling=GREEDY)])
+    await site.post(f"{PATH}/{name}/append", instructions=piece, closed=True)
+    assert site.engine.submits[-1].priority == 5
