@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..protocol.errors import GrammarError
 from .checks_grammar import ROOT, check_gbnf, is_lark
 from .lexemes import lark_of, regular_rules, rules_over_lexemes
-from .llguidance_matcher import LLGuidanceGrammar, LLGuidanceMatcher, check, explain
+from .llguidance_matcher import LLGuidanceGrammar, LLGuidanceMatcher, explain
 from .reachable import reachable_tree
 from .regex_tree import portable
 from .schema_lowering import lower_schema, open_names
@@ -24,7 +24,7 @@ MAX_BYTES = 256 << 20
 """Most memory that a grammar may take: its requests hold as much again."""
 _BASE_BYTES = 1 << 20
 _HEADER = 8
-_TRIAL_STEPS = 24
+_TRIAL_STEPS = 12
 _SHORT_ESCAPES = '"\\bfnrt'
 
 
@@ -63,9 +63,10 @@ class LLGuidanceBackend:
     def _build(self, source: str, vocabulary: Vocabulary, nbytes: int) -> LLGuidanceGrammar:
         from llguidance import LLMatcher
 
-        start = LLMatcher(self._tokenizer(vocabulary), source, log_level=0, limits=_limits())
-        check(start)
-        return LLGuidanceGrammar(start, vocabulary, nbytes)
+        tokenizer, limits = self._tokenizer(vocabulary), _limits()
+        return LLGuidanceGrammar(
+            lambda: LLMatcher(tokenizer, source, log_level=0, limits=limits), vocabulary, nbytes
+        )
 
     def _tokenizer(self, vocabulary: Vocabulary) -> LLTokenizer:
         found = self._tokenizers.get(vocabulary)
@@ -196,11 +197,10 @@ def _try(matcher: LLGuidanceMatcher, vocabulary: Vocabulary) -> None:
             return
         matcher.fill(row)
         allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
-        texts = [i for i in allowed.tolist() if i not in vocabulary.eos_ids]
-        if not texts:
+        texts = allowed[~np.isin(allowed, vocabulary.eos_ids)]
+        if not len(texts):
             if matcher.can_end():
                 return
             raise GrammarError("no output can match it, or none that this vocabulary can write")
-        token = texts[(step * 7919) % len(texts)]
-        if not matcher.accept(token):
+        if not matcher.accept(int(texts[(step * 7919) % len(texts)])):
             raise GrammarError("the grammar refuses what it allows: it is too complex")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import threading
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ..protocol.errors import GrammarError
 from .matcher import MaskRow
@@ -16,29 +20,52 @@ _MESSAGE = 240
 
 
 class LLGuidanceGrammar:
-    """Holds a matcher at the start, which every request copies."""
+    """Holds a matcher at the start, which every request copies.
+
+    All copies share one lexer, which keeps what it derives and so meets its bound at last, for all
+    of them at once: then a new start with a lexer of its own takes its place.
+    """
 
     kind = "llguidance"
 
-    def __init__(self, start: LLMatcher, vocabulary: Vocabulary, nbytes: int) -> None:
-        self._start = start
+    def __init__(self, make: Callable[[], LLMatcher], vocabulary: Vocabulary, nbytes: int) -> None:
+        self._make = make
+        self._start = make()
+        check(self._start)
+        self._renewing = threading.Lock()
+        self._renewals = 0
         self._vocabulary = vocabulary
         self.nbytes = nbytes
 
     def matcher(self) -> LLGuidanceMatcher:
-        """A fresh matcher. Raises `GrammarError`."""
-        return LLGuidanceMatcher(self._start.deep_copy(), self._vocabulary)
+        """A fresh matcher."""
+        return LLGuidanceMatcher(self, self._vocabulary)
+
+    def start(self) -> tuple[LLMatcher, int]:
+        """(a copy of the start, of which lexer it is)"""
+        with self._renewing:
+            return self._start.deep_copy(), self._renewals
+
+    def renew(self, worn: int) -> None:
+        """Lexer ``worn`` is of no more use. Raises `GrammarError` if no other can be made."""
+        with self._renewing:
+            if self._renewals == worn:
+                start = self._make()
+                check(start)
+                self._start = start
+                self._renewals += 1
 
 
 class LLGuidanceMatcher:
     """llguidance's matcher, with ends counted here and its error state asked for after every call:
     in that state it would allow nothing but an end, and a broken output would look whole."""
 
-    def __init__(self, inner: LLMatcher, vocabulary: Vocabulary) -> None:
-        self._inner = inner
+    def __init__(self, grammar: LLGuidanceGrammar, vocabulary: Vocabulary) -> None:
+        self._grammar = grammar
+        self._inner, self._lexer = grammar.start()
         self._vocabulary = vocabulary
         self._ends = vocabulary.eos_ids
-        self._taken = 0
+        self._tokens: list[int] = []
         self._ended = False
 
     def fill(self, row: MaskRow) -> None:
@@ -47,27 +74,30 @@ class LLGuidanceMatcher:
             raise ValueError(f"a mask row is {words} contiguous int32, not {row.dtype} {row.shape}")
         if self._ended:
             self._fill_ends(row)
-            return
-        if self._ends:
+        elif self._ends:
             self._inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-            check(self._inner)
-            return
-        self._fill_endless(row)
+            if self._inner.is_error():
+                self._begin_anew()
+                self._inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+                check(self._inner)
+        else:
+            self._fill_endless(row)
 
     def _fill_ends(self, row: MaskRow) -> None:
-        row[:] = 0
-        for end in self._ends:
-            row[end >> 5] |= (1 << (end & 31)) - ((end & 31) == 31) * 2**32
         if not self._ends:
             raise GrammarError("the output is whole, and the vocabulary has no id to end it with")
+        row[:] = 0
+        for end in self._ends:
+            row[end >> 5] |= np.uint32(1 << (end & 31)).astype(np.int32)
 
     def _fill_endless(self, row: MaskRow) -> None:
         """The tokenizer given to the library ends with a made-up end, cut off here."""
-        import numpy as np
-
-        full = np.frombuffer(bytearray(self._inner.compute_bitmask()), np.int32)
-        check(self._inner)
-        row[:] = full[: len(row)]
+        mask = self._inner.compute_bitmask()
+        if self._inner.is_error():
+            self._begin_anew()
+            mask = self._inner.compute_bitmask()
+            check(self._inner)
+        row[:] = np.frombuffer(mask, np.int32)[: len(row)]
         if self._vocabulary.size & 31:
             row[-1] &= np.int32((1 << (self._vocabulary.size & 31)) - 1)
         if not row.any():
@@ -78,23 +108,30 @@ class LLGuidanceMatcher:
             return False
         if token in self._ends:
             self._ended = self.can_end()
-            self._taken += self._ended
             return self._ended
         if not 0 <= token < self._vocabulary.size or not self._vocabulary.tokens[token]:
             return False
         taken = self._inner.try_consume_tokens([token])
-        check(self._inner)
-        self._taken += taken
+        if self._inner.is_error():
+            self._begin_anew()
+            taken = self._inner.try_consume_tokens([token])
+            check(self._inner)
+        if taken:
+            self._tokens.append(token)
         return taken == 1
 
     def rollback(self, n: int) -> None:
-        if not 0 <= n <= self._taken:
-            raise ValueError(f"cannot undo {n} of {self._taken} tokens")
-        back = n - (self._ended and n > 0)
-        if back and not self._inner.rollback(back):
-            check(self._inner)
-        self._taken -= n
-        self._ended = self._ended and n == 0
+        taken = len(self._tokens) + self._ended
+        if not 0 <= n <= taken:
+            raise ValueError(f"cannot undo {n} of {taken} tokens")
+        if not n:
+            return
+        back = n - self._ended
+        self._ended = False
+        if back:
+            del self._tokens[-back:]
+            if not self._inner.rollback(back) or self._inner.is_error():
+                self._begin_anew()
 
     def can_end(self) -> bool:
         return self._ended or self._inner.is_accepting()
@@ -104,24 +141,37 @@ class LLGuidanceMatcher:
             return True
         if not self._inner.is_stopped():
             return False
-        check(self._inner)
-        return self._inner.is_accepting()
+        if self._inner.is_error():
+            self._begin_anew()
+        return self._inner.is_stopped() and self._inner.is_accepting()
 
     def forced_tokens(self, recent: Sequence[int]) -> list[int]:  # noqa: ARG002
-        if self._ended or self._inner.is_stopped():
+        if self.is_done():
             return []
         tokens = self._inner.compute_ff_tokens()
-        check(self._inner)
+        if self._inner.is_error():
+            self._begin_anew()
+            tokens = self._inner.compute_ff_tokens()
+            check(self._inner)
         for i, token in enumerate(tokens):
             if token >= self._vocabulary.size or token in self._ends:
                 return tokens[:i]
         return tokens
 
     def fork(self) -> LLGuidanceMatcher:
-        twin = LLGuidanceMatcher(self._inner.deep_copy(), self._vocabulary)
-        twin._taken = self._taken
-        twin._ended = self._ended
+        twin = copy.copy(self)
+        twin._inner = self._inner.deep_copy()
+        twin._tokens = self._tokens.copy()
         return twin
+
+    def _begin_anew(self) -> None:
+        """After an error, which the library never leaves: the same tokens with a fresh lexer.
+        Raises `GrammarError` if that fails too."""
+        self._grammar.renew(self._lexer)
+        self._inner, self._lexer = self._grammar.start()
+        if self._tokens:
+            self._inner.consume_tokens(self._tokens)
+        check(self._inner)
 
 
 def check(inner: LLMatcher) -> None:

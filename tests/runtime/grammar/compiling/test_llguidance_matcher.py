@@ -199,15 +199,50 @@ def test_what_the_vocabulary_cannot_write_is_refused():
     assert allowed(matcher, vocabulary) == [0]
 
 
-def test_an_error_of_the_library_is_raised_and_never_an_early_end(small):
-    """Its own answer in the error state is that only an end may come."""
+def test_an_error_of_the_library_is_never_an_early_end(small):
+    """Its own answer in the error state is that only an end may come, for ever. It is left by
+    reading the same tokens anew."""
     matcher = compile_("json_schema", PERSON, small).matcher()
-    assert not matcher._inner.consume_token(ord("x"))
+    for token in b'{"name":"A':
+        assert matcher.accept(token)
+    before = allowed(matcher, small)
     for call in (
-        lambda: matcher.fill(np.zeros(small.words, np.int32)),
-        lambda: matcher.accept(ord("{")),
-        lambda: matcher.is_done(),
+        lambda: allowed(matcher, small) == before,
+        lambda: not matcher.is_done(),
+        lambda: matcher.accept(ord("b")),
+        lambda: matcher.forced_tokens([]) == [],
+        lambda: matcher.rollback(1) is None,
     ):
-        with pytest.raises(GrammarError):
-            call()
+        assert not matcher._inner.consume_token(1)
+        assert matcher._inner.is_error()
+        assert call()
+    assert allowed(matcher, small) == before
+    assert matcher.accept(ord('"'))
+
+
+def test_a_limit_that_stays_is_raised(small):
+    matcher = compile_("json_schema", PERSON, small).matcher()
+    for token in b'{"name":"A':
+        assert matcher.accept(token)
+    bad = matcher._grammar._make()
+    bad.consume_token(ord("x"))
+    matcher._grammar._make = lambda: bad
+    matcher._inner.consume_token(1)
+    with pytest.raises(GrammarError):
+        matcher.fill(np.zeros(small.words, np.int32))
     assert not matcher.can_end()
+
+
+def test_a_grammar_lives_on_when_its_lexer_is_worn_out(small):
+    """The lexer keeps what it derives for all requests together; its bound, once met, is met by
+    every copy of the start."""
+    grammar = compile_("json_schema", PERSON, small)
+    old = grammar.matcher()
+    assert not grammar._start.consume_token(1)
+    assert old.accept(ord("{"))
+    for _ in range(2):
+        matcher = grammar.matcher()
+        assert allowed(matcher, small) == [256]
+        assert all(matcher.accept(byte) for byte in b'{"name":"A","age":3}')
+    assert grammar._renewals == 1
+    assert old.accept(ord('"'))
