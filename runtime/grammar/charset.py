@@ -14,7 +14,7 @@ from array import array
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -105,7 +105,7 @@ def category(letter: str, ascii_only: bool = False) -> Ranges:
     return ranges_of((run.start(), run.end() - 1) for run in runs)
 
 
-@cache
+@lru_cache(maxsize=256)
 def unicode_property(name: str) -> Ranges | None:
     r"""The set behind ``\p{name}``: a general category by its short or long name, ``Any``
     or ``ASCII``; None for a name that is not known here."""

@@ -13,7 +13,7 @@ import json
 import re
 import warnings
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from re import _constants as op  # pyright: ignore[reportAttributeAccessIssue]
 from re import _parser  # pyright: ignore[reportAttributeAccessIssue]
 from typing import Any
@@ -28,8 +28,10 @@ MAX_PATTERN = 50_000
 """Characters of a pattern."""
 MAX_WRITTEN_OUT = 100_000
 """Characters of a pattern with its repeats written out."""
+MAX_SPELLED = 300_000
+"""Ranges of characters in all classes of a pattern: some 11 bytes of the spelled-out one each."""
 MAX_CHOICES = 20_000
-MAX_CHOICE_TEXT = 4_000_000
+MAX_CHOICE_TEXT = 1_000_000
 """Characters of all choices together."""
 
 _REFUSED = {
@@ -49,6 +51,8 @@ _CLASSES = {
     op.CATEGORY_SPACE: "s",
     op.CATEGORY_NOT_SPACE: "S",
 }
+_FOLDING_COSTS = 1_000
+"""Ranges that finding the other cases of a class counts for."""
 _STARTS = (op.AT_BEGINNING, op.AT_BEGINNING_STRING)
 _ENDS = (op.AT_END, op.AT_END_STRING)
 _NEWLINE: Ranges = ((10, 10),)
@@ -56,10 +60,14 @@ _NEWLINE: Ranges = ((10, 10),)
 
 @dataclass(frozen=True)
 class Language:
-    """A checked regular language. ``pattern`` spells it for every backend, for the whole text."""
+    """A checked regular language."""
 
     tree: Tree
-    pattern: str
+
+    @cached_property
+    def pattern(self) -> str:
+        """The language spelled for every backend, for the whole text."""
+        return portable(self.tree)
 
     @property
     def size(self) -> int:
@@ -80,7 +88,7 @@ def check_regex(pattern: str) -> Language:
         tree = _Reader(source).read(parsed, parsed.state.flags, True, True)
         if tree == NOTHING:
             raise GrammarError("no text can match the regex", where=_empty_class(pattern, source))
-        language = Language(tree, portable(tree))
+        language = Language(tree)
     except re.error as error:
         for name in ("backreference", "look-behind", "conditional group"):
             if name in source.places:  # what is wrong with it does not matter
@@ -101,7 +109,7 @@ def check_regex(pattern: str) -> Language:
     return language
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=8)
 def check_choices(text: str) -> Language:
     """Read a JSON list of strings of which the output is one. Raises `GrammarError`."""
     if len(text) > 2 * MAX_CHOICE_TEXT:
@@ -124,7 +132,7 @@ def check_choices(text: str) -> Language:
     if sum(map(len, choices)) > MAX_CHOICE_TEXT:
         raise GrammarError(f"the choices have over {MAX_CHOICE_TEXT:,} characters in all")
     tree = union(literal(choice) for choice in dict.fromkeys(choices))
-    return Language(tree, portable(tree))
+    return Language(tree)
 
 
 def language_of(spec: Spec) -> Language:
@@ -153,6 +161,8 @@ class _Reader:
 
     def __init__(self, source: Source) -> None:
         self._source = source
+        self._sets: dict[Any, Ranges] = {}
+        self._ranges = 0
 
     def read(self, items: Any, flags: int, starts: bool, ends: bool) -> Tree:
         items = list(items)
@@ -184,7 +194,18 @@ class _Reader:
             return NOTHING
         if code is op.FAILURE:
             return NOTHING
-        return Chars(self._set(code, value, flags))
+        return Chars(self._set_once(code, value, flags))
+
+    def _set_once(self, code: Any, value: Any, flags: int) -> Ranges:
+        key = (code, tuple(value) if code is op.IN else value, flags)
+        if key not in self._sets:
+            self._sets[key] = self._set(code, value, flags)
+            if flags & re.IGNORECASE and code is op.IN:
+                self._ranges += _FOLDING_COSTS
+        self._ranges += len(self._sets[key])
+        if self._ranges > MAX_SPELLED:
+            raise GrammarError("the regex has too many and too large classes of characters")
+        return self._sets[key]
 
     def _anchor(self, value: Any, starts: bool, ends: bool) -> Tree:
         if (value in _STARTS and starts) or (value in _ENDS and ends):

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import lru_cache
 
 from ..protocol.errors import GrammarError
 from .charset import LAST, Ranges, complement, ranges_of
 from .checks_regex import language_of
-from .regex_tree import NOTHING, Chars, Repeat, Sequence, Tree, Union, repeat, sequence, union
+from .regex_tree import (
+    NOTHING,
+    Chars,
+    Repeat,
+    Sequence,
+    Tree,
+    Union,
+    alphabet,
+    repeat,
+    sequence,
+    union,
+)
 from .spec import Spec
 from .vocabulary import Vocabulary
 
@@ -30,7 +42,9 @@ def without_bytes(tree: Tree, missing: Collection[int]) -> Tree:
     gone = ranges_of(
         _characters_of(byte) for byte in missing if byte < 0x80 or 0xC2 <= byte <= 0xF4
     )
-    return _restricted(tree, complement(gone)) if gone else tree
+    if not _intersection(alphabet(tree), gone):
+        return tree
+    return _restricted(tree, complement(gone))
 
 
 def _restricted(tree: Tree, kept: Ranges) -> Tree:
@@ -44,6 +58,7 @@ def _restricted(tree: Tree, kept: Ranges) -> Tree:
     return repeat(_restricted(tree.body, kept), tree.low, tree.high)
 
 
+@lru_cache(maxsize=1024)
 def _intersection(one: Ranges, other: Ranges) -> Ranges:
     return complement(ranges_of((*complement(one), *complement(other))))
 

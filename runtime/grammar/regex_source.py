@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from ..protocol.errors import GrammarError
 from .charset import LAST, Ranges, complement, unicode_property
@@ -51,6 +52,9 @@ class Source:
         self._origins += [at] * len(text)
 
     def stand_in(self, ranges: Ranges) -> str:
+        for point, known in self.classes.items():
+            if known is ranges:
+                return chr(point)
         point = _FIRST_STAND_IN + len(self.classes)
         self.classes[point] = ranges
         return chr(point)
@@ -104,19 +108,23 @@ def _group(source: Source, pattern: str, at: int) -> tuple[str, int]:
     return "(", at + 1
 
 
+@lru_cache(maxsize=256)
+def _wanted(name: str, negated: bool) -> Ranges:
+    ranges = unicode_property(name) or ()
+    return complement(ranges) if negated else ranges
+
+
 def _escape(source: Source, pattern: str, at: int, inside: bool) -> tuple[str, int]:
     """(what Python reads instead, place after) of the escape at ``at``."""
     letter = pattern[at + 1 : at + 2]
     if match := _PROPERTY.match(pattern, at + 1):
         negated, name = match[1] == "^", match[2] or match[3] or ""
-        ranges = unicode_property(name)
-        if ranges is None:
+        if unicode_property(name) is None:
             raise GrammarError(
                 f"{pattern[at : match.end()]} is no general category of Unicode",
                 where=f"character {at}",
             )
-        wanted = complement(ranges) if (letter == "P") != negated else ranges
-        return source.stand_in(wanted), match.end()
+        return source.stand_in(_wanted(name, (letter == "P") != negated)), match.end()
     if match := _CODE_POINT.match(pattern, at + 1):
         point = int(match[1], 16)
         if point > LAST or 0xD800 <= point <= 0xDFFF:

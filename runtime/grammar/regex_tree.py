@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from .charset import Ranges, count, ranges_of
 
@@ -108,7 +108,12 @@ def repeat(body: Tree, low: int, high: int | None) -> Tree:
 
 def literal(text: str) -> Tree:
     """Exactly this text."""
-    return sequence(Chars(((ord(c), ord(c)),)) for c in text)
+    return sequence(_one_character(c) for c in text)
+
+
+@lru_cache(maxsize=4096)
+def _one_character(char: str) -> Chars:
+    return Chars(((ord(char), ord(char)),))
 
 
 def fixed_text(tree: Tree) -> str | None:

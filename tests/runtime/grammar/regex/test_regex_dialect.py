@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import time
 import unicodedata
 
 import pytest
@@ -83,6 +84,23 @@ def test_what_is_too_deep_or_too_long_is_an_error(pattern):
     with pytest.raises(GrammarError) as caught:
         check_regex(pattern)
     assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"\w-" * 16_000,
+        "(?i)" + "".join(f"[a-{chr(0x300 + i)}]" for i in range(9_000)),
+        "".join(rf"[\W{chr(0x300 + i)}]" for i in range(9_000)),
+        r"\p{Ll}" * 7_000,
+    ],
+    ids=["words", "cases", "negated", "letters"],
+)
+def test_what_would_take_long_to_read_is_refused_soon(pattern):
+    start = time.process_time()
+    with pytest.raises(GrammarError, match="classes"):
+        check_regex(pattern)
+    assert time.process_time() - start < 8
 
 
 @pytest.mark.parametrize(
