@@ -35,6 +35,11 @@ SHOWS = {
     ],
     "self_consistency": [r"pencils does she have\?\n", r"^8: [3-8] of 8 votes"],
     "skeleton_of_thought": [r"1\. \w.*: \w", r"2\. \w.*: \w", r"3\. \w.*: \w"],
+    "structured": [
+        r"kettle boils.*\n  [a-z]+, \*{1,5}, (friendly|neutral|angry); it says \d",
+        r"Best lamp.*\n  [a-z]+, \*{1,5}, (friendly|neutral|angry); it says \d",
+        r"squeaks\.\n  [a-z]+, \*{1,5}, (friendly|neutral|angry); it says \d",
+    ],
     "tree_of_thought": [r"\AOnce upon a time there was a small fox\. \w"],
     "unit_test": [r"Kind: (question|complaint)\nReply: ?\w"],
 }
