@@ -25,6 +25,8 @@ from .waiting import Waiting, check_fits, check_queue, classify
 
 SCRATCH = 0
 """A slot of the pool's first page, which nobody is given: what is written there is never read."""
+JUMP_TOGETHER = 4
+"""Rows that are taken to have forced tokens at the same time."""
 _NO_SLOTS: SlotArray = np.empty(0, np.int32)
 
 
@@ -111,12 +113,13 @@ class Scheduler:
         row samples again after it; a sample of the row that is under way is dropped. Call it when
         all that the row sampled before is known.
 
-        False, and nothing changed, when that saves no step or there is no KV for it.
+        False, and nothing changed, when that saves no step, costs the other rows more than it saves
+        this one, or there is no KV for it.
         """
         rows = self.rows
         known, computed = int(rows.known[row]), int(rows.computed[row])
         target = known + len(tokens)
-        if target - computed < 2:
+        if target - computed < 2 or not self._jump_pays(target - computed - 1):
             return False
         last = int(rows.slots[row, computed - 1])
         slots = self.memory.allocate(target - computed, computed, last)
@@ -125,6 +128,15 @@ class Scheduler:
         rows.slots[row, computed:target] = slots
         rows.force(row, tokens)
         return True
+
+    def _jump_pays(self, saved: int) -> bool:
+        """Whether ``saved`` steps of one row are worth a step of its own kind. Where prompts take
+        turns with decodes, every other row waits for it; some jump together."""
+        if not self.limits.prompt_sizes:
+            return True
+        rows = self.rows
+        others = int(((rows.state == DECODE) & (rows.sampled < rows.max_new)).sum()) - 1
+        return saved * JUMP_TOGETHER >= others
 
     def running(self) -> Iterator[Request]:
         return (request for request in self.rows.requests if request is not None)

@@ -89,6 +89,23 @@ def test_without_kv_nothing_is_appended(make_world):
     world.check(1, range(20), 8)
 
 
+def test_one_row_does_not_hold_up_many_for_a_few_tokens(make_world):
+    """Where prompts have steps of their own, a jump costs each other row one."""
+
+    def jumped(rows: int, sizes: tuple[int, ...]) -> bool:
+        world = make_world(rows=rows, prompt_sizes=sizes)
+        for rid in range(rows):
+            world.add(rid, range(rid, rid + 4), 50)
+        for _ in range(12):
+            world.step()
+        row = world.requests[0].row
+        return world.scheduler.append_forced(row, np.array([1, 2, 3], np.int32))
+
+    assert jumped(2, (16, 64))
+    assert not jumped(32, (16, 64))
+    assert jumped(32, ())
+
+
 def request(rid: int, arrival: float, length: int = 4) -> Request:
     sampling = EngineSampling(max_new_tokens=2)
     tokens = np.arange(rid, rid + length, dtype=np.int32)
