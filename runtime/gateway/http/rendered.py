@@ -126,11 +126,15 @@ def _marked(value: Any, starts: re.Pattern[str] | None, mark: str) -> Any:
 
 def _check_shown(text: str, messages: Sequence[Mapping[str, Any]]) -> None:
     """Raises `BadInputError` for a content that was left out. An assistant's may be."""
+    at = 0
     for number, message in enumerate(messages):
         content = (message["content"] or "").strip()
-        if message["role"] == "assistant" or content in text:
+        if not content or message["role"] == "assistant":
             continue
-        if msgspec.json.encode(content).decode()[1:-1] not in text:
+        found = text.find(content, at)  # nearly always in the order of the messages
+        if found >= 0:
+            at = found + len(content)
+        elif content not in text and msgspec.json.encode(content).decode()[1:-1] not in text:
             raise _no_place(number, message["role"])
 
 

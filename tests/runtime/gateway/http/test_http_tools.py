@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from random import Random
 
 import openai
 import pytest
@@ -206,6 +207,22 @@ async def test_thinking_is_parted_from_the_answer(speaking):
     choice = await chat(site, extra_body={"include_reasoning": False})
     assert not hasattr(choice.message, "reasoning_content")
     assert choice.message.content.startswith("Yes.")
+
+
+async def test_whatever_is_said_a_stream_is_the_whole(speaking):
+    site = speaking()
+    pieces = ["<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "add", ', "\n", " ",
+              '"arguments": {"a": "é😀"}}', "a", "<", "}", "text"]  # fmt: skip
+    random = Random(3)
+    for _ in range(12):
+        text = "".join(random.choices(pieces, k=random.randint(1, 14)))
+        site.engine.chunk = random.randint(1, 9)
+        site.engine.says(*text)
+        message = (await chat(site, tools=[ADD])).message
+        content, thought, calls, _ = await streamed(site, tools=[ADD])
+        assert (message.content or "", message.reasoning_content or "") == (content, thought)
+        whole = [(c.function.name, c.function.arguments) for c in message.tool_calls or []]
+        assert whole == calls, text
 
 
 async def test_thinking_that_the_prompt_begins(speaking):
