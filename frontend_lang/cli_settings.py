@@ -16,7 +16,8 @@ _ON_FLAGS = {"enable_prefix_caching": "--disable-radix-cache"}
 OF_SERVERS = (
     "host", "port", "zmq_port", "no_auth", "curve", "api_key", "api_key_file", "admin_key",
     "metrics_key", "cors_origin", "ssl_certfile", "ssl_keyfile", "max_body_bytes", "max_choices",
-    "drain_seconds", "restart_engine", "disable_vllm_metrics",
+    "drain_seconds", "restart_engine", "disable_vllm_metrics", "tool_call_parser",
+    "reasoning_parser", "trust_request_chat_template",
 )  # fmt: skip
 """Settings that mean nothing to a runtime which serves nobody else."""
 

@@ -50,8 +50,10 @@ async def ask(
             "chat_template",
         )
     check_depth(variables, "chat_template_kwargs", "chat_template_kwargs")
-    if offer is not None and go_on:
-        raise bad("continue_final_message: not with tools", "continue_final_message")
+    if offer is not None and offer.forced and go_on:
+        raise bad(
+            "continue_final_message: not where a tool must be called", "continue_final_message"
+        )
     if offer is not None and constraint is not None:
         raise bad(
             "response_format and structured_outputs: not with tools that may be called",

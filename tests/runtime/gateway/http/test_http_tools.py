@@ -160,6 +160,15 @@ async def test_marks_that_are_special_tokens_are_seen_all_the_same(speaking):
     assert (await chat(site)).message.content == 'Ab{"name": "add"}'
 
 
+async def test_tokenize_sees_the_same_prompt(speaking):
+    site = speaking()
+    site.engine.says("x")
+    for more in ({"tools": [WEATHER]}, {"chat_template_kwargs": {"enable_thinking": False}}):
+        await chat(site, extra_body=more)
+        reply = await site.post("/tokenize", messages=ASK, **more)
+        assert reply.json()["tokens"] == site.engine.prompts[-1]
+
+
 async def test_none_offers_nothing_and_one_at_a_time_cuts_the_rest(speaking):
     site = speaking()
     site.engine.says(*CALL, *CALL)

@@ -7,6 +7,7 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ramet.runtime.config import settings as config_settings
 from ramet.runtime.gateway.http.reasoning import (
     FAMILIES,
     ReasoningParser,
@@ -86,3 +87,9 @@ def test_the_template_says_which_tags():
     assert think_tags("auto", "plain") is None
     assert think_tags("auto", None) is None
     assert think_tags("none", "</think>") is None
+
+
+def test_the_setting_knows_every_family():
+    (setting,) = (s for s in config_settings() if s.name == "reasoning_parser")
+    named = {choice.replace("_", "-") for choice in setting.choices}
+    assert named == {"auto", "none", *FAMILIES}

@@ -10,6 +10,7 @@ import json
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from ramet.runtime.config import settings as config_settings
 from ramet.runtime.gateway.http.spoken import Speech, heard
 from ramet.runtime.gateway.http.tools.events import CallArguments, CallBegin, Content, merged
 from ramet.runtime.gateway.http.tools.registry import PARSERS, parser_class
@@ -255,3 +256,8 @@ def test_the_template_says_which_parser(sign, name):
     assert parser_class("auto", sign) is PARSERS[name]
     assert parser_class("none", sign) is None
     assert parser_class("mistral", sign) is PARSERS["mistral"]
+
+
+def test_the_setting_knows_every_parser():
+    (setting,) = (s for s in config_settings() if s.name == "tool_call_parser")
+    assert set(setting.choices) == {"auto", "none", *PARSERS}
