@@ -167,8 +167,8 @@ class Launched:
             self._started.put(failure)
             return
         self._started.put(None)
-        while not self._stopped.wait(_LOOK_SECONDS):
-            if self._serving and self.config.restart_engine:
+        while not self._stopped.wait(_LOOK_SECONDS if self.config.restart_engine else None):
+            if self._serving:
                 self._hear()
                 self._revive()
 

@@ -8,12 +8,11 @@ import logging
 import time
 from typing import Any, Literal
 
-import numpy as np
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from ..protocol.codec import engine_codec, reply_codec
-from ..protocol.errors import AbortedError, BackendError, RametError
+from ..protocol.errors import BackendError
 from ..protocol.messages import (
     Abort,
     Answer,
@@ -23,13 +22,13 @@ from ..protocol.messages import (
     EngineMessage,
     EngineReply,
     EngineSampling,
-    Finish,
     NeedTokens,
     Release,
     StepOut,
 )
 from ..protocol.wire import Wire
 from .observer import Observer
+from .received import enter_step
 from .request import EngineRequest, Handle, IntArray
 
 log = logging.getLogger(__name__)
@@ -306,49 +305,6 @@ class EngineClient:
         if self._used_credits >= CREDITS // 2:
             self._send(Credit(steps=self._used_credits))
             self._used_credits = 0
-        requests = self._requests
-        rids = np.frombuffer(step.rids, np.int64).tolist()
-        touched: list[EngineRequest] = []
-        gaps: list[float] = []
-        now = self._heard
-        for rid, token in zip(rids, np.frombuffer(step.tokens, np.int32).tolist()):
-            request = requests.get(rid)
-            if request is not None:
-                request.tokens.append(token)
-                if request.first_token_at is None:
-                    request.first_token_at = now
-                else:
-                    gaps.append(now - request.last_token_at)
-                request.last_token_at = now
-                if request.streaming:
-                    touched.append(request)
+        gaps = enter_step(step, self._requests, self._heard)
         if gaps:
             self.observer.gaps(gaps)
-        if step.logprobs is not None:
-            self._add_logprobs(step, rids)
-        for piece in step.prompts:
-            request = requests.get(piece.rid)
-            if request is not None:
-                request.add_prompt_logprobs(piece)
-        for finish in step.finished:
-            request = requests.pop(finish.rid, None)
-            if request is not None:
-                request.end(finish, _failure(finish))
-        for request in touched:
-            request.wake()
-
-    def _add_logprobs(self, step: StepOut, rids: list[int]) -> None:
-        assert step.logprobs is not None
-        for column, value in enumerate(np.frombuffer(step.logprobs, np.float32).tolist()):
-            request = self._requests.get(rids[column])
-            if request is not None and request.sampling.logprobs:
-                request.logprobs.append(value)
-                request.tops.append(step.tops.get(column))
-
-
-def _failure(finish: Finish) -> RametError | None:
-    if finish.error is not None:
-        return finish.error.exception()
-    if finish.reason == "abort":
-        return AbortedError(finish.message or "the engine aborted the request")
-    return None

@@ -21,7 +21,10 @@ from typing import Any
 
 import httpx
 import pytest
+import ramet as rt
 from ramet.runtime import launch
+from ramet.runtime.program.events import Value
+from ramet.runtime.program.instructions import Gen, Text
 from ramet.runtime.protocol.errors import BackendError
 
 COMPLETIONS = "/v1/completions"
@@ -179,6 +182,50 @@ async def test_a_client_that_goes_away_meanwhile_is_not_submitted_for(lasting):
     another_engine(site)
     await site.world.settle(lambda: site.state.health() is None)
     assert site.engine.submits == []
+
+
+async def test_a_program_goes_on_with_another_engine(lasting):
+    """Which has nothing of what the program's stream was built on."""
+    site = lasting
+    site.engine.idle = False
+    site.engine.next_token = lambda tokens: 97
+    client = site.world.client()
+    await client.greet()
+    long = {"max_new_tokens": 400}
+    client.open(
+        [
+            Text(parts=("xy",)),
+            Gen(op=0, name="x", sampling={"max_new_tokens": 3}),
+            Text(parts=("z",)),
+            Gen(op=1, name="y", sampling=long),
+        ]
+    )
+    await site.world.settle(lambda: len(site.engine.submits) == 2)
+    another_engine(site)
+    values = {e.name: e.value for e in await client.events() if isinstance(e, Value)}
+    assert values == {"x": "aaa", "y": "a" * 400}
+    (again,) = site.engine.submits
+    assert again.base is None
+    assert len(again.ids) == 4 * len("xyaaaz")
+
+
+def test_an_embedded_runtime_s_engine_comes_back(tiny_model):
+    params = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
+    with rt.Runtime(
+        tiny_model, load_format="dummy", dtype="float32", random_seed=1, max_total_tokens=4096,
+        restart_engine=True,
+    ) as runtime:  # fmt: skip
+        before = runtime.generate("a", sampling_params=params)["text"]
+        pid = runtime.launched.pids["engine"]
+        os.kill(pid, signal.SIGKILL)
+
+        def again() -> str | None:
+            with contextlib.suppress(BackendError):  # while it is not there
+                return runtime.generate("a", sampling_params=params)["text"]
+            return None
+
+        assert wait_for(again) == before
+        assert runtime.launched.pids["engine"] != pid
 
 
 def test_a_killed_engine_is_started_again_under_its_requests(launched):
