@@ -139,6 +139,15 @@ def test_emitted_tokens_are_context_and_never_cut_anew():
     assert text_of(vocabulary, canonical_tokens(vocabulary, b"c", [ab], lambda m: False)) == [b"c"]
 
 
+def test_how_bytes_are_cut_depends_on_the_token_before():
+    tokens = [b"a", b"b", b"c", b"bc", b"x"]
+    cuts = {"abc": [0, 3], "bc": [1, 2], "xbc": [4, 1, 2]}
+    vocabulary = Vocabulary(tokens, encoder=cuts.__getitem__)
+    assert canonical_tokens(vocabulary, b"bc", [0], lambda m: False) == [3]
+    assert canonical_tokens(vocabulary, b"bc", [0, 4], lambda m: False) == [1, 2]
+    assert canonical_tokens(vocabulary, b"bc", (), lambda m: False) == [1, 2]
+
+
 def test_halves_of_characters_are_not_forced_alone():
     vocabulary = words("é", "日")
     lead = vocabulary.ids_of_bytes[b"\xc3"]
