@@ -8,6 +8,7 @@ from .cold import all_cold, cold, cold_item
 from .decode import decode
 from .extend import extend
 from .meta import AttentionMeta
+from .tree import tree_decode
 
 
 def attend(
@@ -30,8 +31,9 @@ def attend(
     """Attention of q [T, Hq, D] over the paged KV that `meta` describes: [T, Hq, D]; `lse` [T, Hq]
     float32 if given.
 
-    The first `meta.num_decodes` items (all, if no item has two queries) go to `decode`, the rest to
-    `extend`, or, long whole prompts, to torch. `invariant`: one kernel and one order of summing for
+    With `meta.tree` all items go to `tree_decode`, unless there is a window. Else the first
+    `meta.num_decodes` items (all, if no item has two queries) go to `decode`, the rest to `extend`,
+    or, long whole prompts, to torch. `invariant`: one kernel and one order of summing for
     every token, whatever the batch, the chunks or the cache, so that its result is the same to the
     bit. Raises what those raise.
     """
@@ -51,6 +53,11 @@ def attend(
         return extend(
             q, k_cache, v_cache, meta, scale, **options, out=out, lse=lse, splits=1, invariant=True
         )
+    if meta.tree is not None and (not window or window >= meta.max_kv):
+        return tree_decode(
+            q, k_cache, v_cache, meta.table, meta.kv_lens, meta.tree, scale, softcap, sinks,
+            **scales, out=out, lse=lse, pdl=pdl,
+        )  # fmt: skip
     if decodes:
         decode(
             q[:decodes], k_cache, v_cache, meta, scale, **options,

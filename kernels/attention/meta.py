@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from .tree import TreeWork
 
 
 @dataclass(slots=True)
@@ -29,6 +33,8 @@ class AttentionMeta:
     """An upper bound on any kv_len."""
     num_decodes: int = 0
     """The first so many items have one query each."""
+    tree: TreeWork | None = None
+    """Where all items decode: who reads which keys, so that shared ones are read once."""
     q_lens_host: list[int] | None = None
     """q_len of each item, where the host knows them (CPU paths)."""
     kv_lens_host: list[int] | None = None

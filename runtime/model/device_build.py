@@ -107,7 +107,8 @@ def build_device_runner(
         runner.take_memory(slots + PAGE)
         spent(f"KV for {slots} tokens, {slots * each / 2**30:.2f} GiB")
         if not config.disable_cuda_graph:
-            runner.capture(min(config.cuda_graph_max_bs, config.max_running_requests), stage)
+            largest = min(config.cuda_graph_max_bs, config.max_running_requests)
+            runner.capture(largest, stage, trees=not config.disable_tree_attention)
             spent("captured steps")
         return runner
     except torch.OutOfMemoryError as error:

@@ -25,6 +25,7 @@ from .mask_rows import MaskRows
 from .sampler import Sampled, Sampler
 from .staging import Staging, fetch
 from .tables import RequestTables
+from .tree_steps import TreeSteps, make_tree_steps
 
 PAGE = 16
 DECODE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448,
@@ -78,6 +79,7 @@ class DeviceRunner:
         self._masks = MaskRows(device, max_rows, config.vocab_size)
         self._decodes: dict[int, CapturedDecode] = {}
         self._extends: dict[int, CapturedExtend] = {}
+        self._trees: TreeSteps | None = None
         self.kv = torch.empty(0)
         self.take_memory(PAGE)
 
@@ -107,9 +109,15 @@ class DeviceRunner:
         return torch.cuda.max_memory_allocated() - before
 
     def capture(
-        self, largest: int, stage: Callable[[str], None] = lambda _: None, *, extends: bool = True
+        self,
+        largest: int,
+        stage: Callable[[str], None] = lambda _: None,
+        *,
+        extends: bool = True,
+        trees: bool = True,
     ) -> None:
-        """Record the ladder of decode sizes up to ``largest`` and of extend token counts."""
+        """Record the ladder of decode sizes up to ``largest``, with ``trees`` also of those that
+        share, and of extend token counts."""
         parts = Parts(
             decoder=self._decoder,
             kv=self.kv,
@@ -133,6 +141,9 @@ class DeviceRunner:
                 extend = CapturedExtend(parts, size)
                 extend.capture()
                 self._extends[size] = extend
+            if trees and not getattr(self._ops, "invariant", False):
+                self._trees = make_tree_steps(self.config, self.dtype, sizes[-1], parts, stage)
+                self.sharing = self._trees.cost if self._trees else None
         self._decodes = dict(sorted(self._decodes.items()))
         self._extends = dict(sorted(self._extends.items()))
 
@@ -180,6 +191,7 @@ class DeviceRunner:
         torch.cuda.synchronize()
         self._decodes.clear()
         self._extends.clear()
+        self._trees = None
         self.kv = torch.empty(0)
         gc.collect()
 
@@ -187,6 +199,10 @@ class DeviceRunner:
         count = len(batch.rows)
         if batch.num_decodes < count or batch.moves or batch.new_rows:
             return None
+        if batch.tree is not None and self._trees is not None:
+            step = self._trees.step_for(batch)
+            if step is not None:
+                return step
         return next((g for s, g in self._decodes.items() if s >= count), None)
 
     def _captured_extend(self, batch: StepBatch) -> CapturedExtend | None:

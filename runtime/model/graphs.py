@@ -27,7 +27,7 @@ def extend_items(size: int) -> int:
     return max(8, size // 16)
 
 
-def _inputs(sizes: list[int], device: torch.device) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def make_inputs(sizes: list[int], device: torch.device) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """A buffer that uploads go to, and its fields."""
     starts, total = layout(sizes)
     buffer = torch.zeros(total, dtype=torch.int32, device=device)
@@ -96,7 +96,7 @@ class CapturedDecode(_Captured):
         super().__init__(parts)
         self.size = size
         device = parts.kv.device
-        self._inputs, fields = _inputs([size] * 3, device)
+        self._inputs, fields = make_inputs([size] * 3, device)
         self.rows, self._kv_lens, self._slots = fields
         self._pad = np.full(size, parts.scratch_row, np.int32)
         self._ones = np.ones(size, np.int32)
@@ -145,7 +145,7 @@ class CapturedExtend(_Captured):
         self.max_items = extend_items(size)
         items = self.max_items + 1
         device = parts.kv.device
-        self._inputs, fields = _inputs([size] * 5 + [items] * 3 + [items + 1], device)
+        self._inputs, fields = make_inputs([size] * 5 + [items] * 3 + [items + 1], device)
         self._ids, self._positions, self._slots, self._places, self._token_rows = fields[:5]
         self.rows, self._kv_lens, self._last, self._q_start = fields[5:]
         self._token_rows.fill_(parts.scratch_row)

@@ -176,3 +176,42 @@ def test_a_captured_step_follows_its_list():
             stream.synchronize()
             assert (out[:count].float() - want.float()).norm() < 2e-3 * want.float().norm()
             assert not out[count:].any()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral"])
+def test_a_runner_that_shares_says_the_same(family, make_runner, drive):
+    """Branches of two levels, with rows that come and go: tokens and log-probs as without."""
+    from ramet.runtime.scheduler.segments import SegmentFinder, SharingCost
+
+    random = np.random.default_rng(3)
+    stem = random.integers(0, 1000, 300).tolist()
+    groups = [random.integers(0, 1000, 80).tolist() for _ in range(2)]
+    jobs = [
+        (stem + groups[i % 2] + random.integers(0, 1000, 5).tolist(), 8 + 3 * i) for i in range(14)
+    ]
+    found = []
+    shared = 0
+    for share in (False, True):
+        runner = make_runner(family, on="cuda")
+        driver = drive(runner, slots=4096)
+        if share and runner._trees is not None:
+            rows = driver.scheduler.rows
+            driver.scheduler._segments = SegmentFinder(rows, SharingCost(8, 8, 8))
+            step_for = runner._trees.step_for
+
+            def counted(batch, step_for=step_for):
+                nonlocal shared
+                step = step_for(batch)
+                shared += step is not None
+                return step
+
+            runner._trees.step_for = counted
+        rids = [driver.add(prompt, new, logprobs=True) for prompt, new in jobs]
+        driver.run()
+        found.append([(driver.tokens[r], driver.logprobs[r]) for r in rids])
+        runner.close()
+    assert (shared > 20) is (family != "mistral")  # every layer of it has a window
+    for (want, want_logprobs), (have, have_logprobs) in zip(*found):
+        same = next((i for i, (a, b) in enumerate(zip(want, have)) if a != b), len(want))
+        assert np.allclose(want_logprobs[:same], have_logprobs[:same], atol=1e-3)
+        assert same == len(want) or abs(want_logprobs[same] - have_logprobs[same]) < 1e-3
