@@ -56,7 +56,7 @@ def attend(
     if meta.tree is not None and (not window or window >= meta.max_kv):
         return tree_decode(
             q, k_cache, v_cache, meta.table, meta.kv_lens, meta.tree, scale, softcap, sinks,
-            **scales, out=out, lse=lse, pdl=pdl,
+            k_scale=k_scale, v_scale=v_scale, out=out, lse=lse, pdl=pdl,
         )  # fmt: skip
     if decodes:
         decode(
