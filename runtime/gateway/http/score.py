@@ -20,14 +20,21 @@ from .shapes import new_id, usage_of
 from .state import HttpState, Live
 
 _MOST_ITEMS = 2048
+_NOT_THERE = (
+    "score_extraction_token",
+    "query_embed_overrides",
+    "item_embed_overrides",
+    "return_pooled_hidden_states",
+)
 
 
 class ScoreForm(msgspec.Struct, kw_only=True):
-    """``query`` and each of ``items`` are put together to one prompt, as text or as ids."""
+    """``query`` and each of ``items`` are put together to one prompt, as text or as ids. The labels
+    are the same for all items, or a list for each."""
 
     query: str | list[int] | None = None
     items: str | list[str | list[int]] | None = None
-    label_token_ids: list[int] | None = None
+    label_token_ids: list[int | list[int]] | None = None
     apply_softmax: bool | None = None
     item_first: bool | None = None
     model: str | None = None
@@ -36,16 +43,29 @@ class ScoreForm(msgspec.Struct, kw_only=True):
     request_id: str | None = None
     text_1: Any = None
     text_2: Any = None
+    temperature: float | None = None
+    score_extraction_token: Any = None
+    query_embed_overrides: Any = None
+    item_embed_overrides: Any = None
+    return_pooled_hidden_states: Any = None
 
-    def prompts(self) -> list[str | list[int]]:
-        """Raises `HttpError`."""
-        query, items = self.query, self.items
+    def check(self) -> None:
+        """Raises `HttpError` for what is not supported."""
         if self.text_1 is not None or self.text_2 is not None:
             raise bad(
                 "text_1: comparing two texts needs an embedding model; give query, items and"
                 " label_token_ids",
                 "text_1",
             )
+        if self.temperature not in (None, 1):
+            raise bad("temperature: only 1 is supported", "temperature")
+        for name in _NOT_THERE:
+            if getattr(self, name) not in (None, False):
+                raise bad(f"{name}: it is not supported", name)
+
+    def prompts(self) -> list[str | list[int]]:
+        """Raises `HttpError`."""
+        query, items = self.query, self.items
         if query is None:
             raise bad("query is missing", "query")
         if not items:
@@ -72,20 +92,20 @@ async def score(state: HttpState, request: Request) -> Response:
     among the labels alone. Raises `HttpError` and `RametError`."""
     form = await read_form(request, ScoreForm, state.limits.body_bytes)
     live = state.need_model(form.model)
+    form.check()
     prompts = [await ids_of_prompt(live.executor, prompt) for prompt in form.prompts()]
-    labels = _labels(form, live)
-    if len(prompts) * len(labels) > state.limits.samples:
-        raise bad(
-            f"items times labels is {len(prompts) * len(labels)}, above {state.limits.samples}",
-            "label_token_ids",
-        )
+    labels = _labels(form, live, len(prompts))
+    count = sum(len(set(row)) for row in labels)
+    if count > state.limits.samples:
+        raise bad(f"items times labels is {count}, above {state.limits.samples}", "label_token_ids")
     rid = new_id("score", request, form.request_id)
     logprobs = await while_connected(
         request, _logprobs(state, live, rid, prompts, labels, form.cache_salt)
     )
-    assert form.label_token_ids is not None
     shape = _softmax if form.apply_softmax else _exp
-    rows = [shape([known[label] for label in form.label_token_ids]) for known in logprobs]
+    rows = [
+        shape([known[label] for label in row]) for known, row in zip(logprobs, labels, strict=True)
+    ]
     body = {
         "id": rid,
         "object": "scoring",
@@ -97,16 +117,24 @@ async def score(state: HttpState, request: Request) -> Response:
     return json_answer(body, headers={"X-Request-Id": rid})
 
 
-def _labels(form: ScoreForm, live: Live) -> list[int]:
-    """Each once."""
-    labels = list(dict.fromkeys(form.label_token_ids or ()))
-    if not labels:
+def _labels(form: ScoreForm, live: Live, items: int) -> list[list[int]]:
+    """The labels of each item."""
+    given = form.label_token_ids or []
+    if not given:
         raise bad("label_token_ids is missing or empty", "label_token_ids")
+    shared = [label for label in given if isinstance(label, int)]
+    rows = [row for row in given if isinstance(row, list)]
+    if shared and rows:
+        raise bad("label_token_ids must be ids, or a list of them for each item", "label_token_ids")
+    if rows and len(rows) != items:
+        raise bad(f"label_token_ids: {len(rows)} lists for {items} items", "label_token_ids")
+    if not all(rows):
+        raise bad("label_token_ids: the list of an item is empty", "label_token_ids")
     size = live.executor.tokenizer.vocab_size
-    for label in labels:
+    for label in (label for row in rows or [shared] for label in row):
         if not 0 <= label < size:
             raise bad(f"label_token_ids: {label} is not in [0, {size})", "label_token_ids")
-    return labels
+    return rows or [shared] * items
 
 
 async def _logprobs(
@@ -114,15 +142,17 @@ async def _logprobs(
     live: Live,
     rid: str,
     prompts: list[IntArray],
-    labels: list[int],
+    labels: list[list[int]],
     salt: str | None,
 ) -> list[dict[int, float]]:
-    """Of each label after each prompt. A label is scored as one more token of the prompt; what
+    """Of each label after its prompt. A label is scored as one more token of the prompt; what
     comes before it is computed once and found by the others."""
     longer: list[IntArray] = []
     samplings: list[dict[str, Any]] = []
-    for prompt in prompts:
-        for label in labels:
+    places: list[tuple[int, int]] = []
+    for number, prompt in enumerate(prompts):
+        for label in dict.fromkeys(labels[number]):
+            places.append((number, label))
             longer.append(joined(prompt, [label]))
             samplings.append(
                 {
@@ -133,14 +163,11 @@ async def _logprobs(
                 }
             )
     results = await Run(state, live, rid, longer, samplings, salt).whole()
-    values: list[float] = []
-    for result in results:
+    found: list[dict[int, float]] = [{} for _ in prompts]
+    for (number, label), result in zip(places, results, strict=True):
         (entry,) = result.metas[0].input_token_logprobs or [(None, 0, None)]
-        values.append(-math.inf if entry[0] is None else entry[0])
-    count = len(labels)
-    return [
-        dict(zip(labels, values[place : place + count])) for place in range(0, len(values), count)
-    ]
+        found[number][label] = -math.inf if entry[0] is None else entry[0]
+    return found
 
 
 def _exp(row: list[float]) -> list[float]:

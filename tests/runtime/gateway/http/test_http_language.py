@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import threading
 from typing import Any
 
@@ -87,6 +88,46 @@ def test_a_score_that_is_no_number():
     assert second == -1.0
     with pytest.raises(msgspec.ValidationError):
         http_programs._decoded('{"type": "value", "op": "x", "stream": 0}')
+
+
+async def test_constraints_and_types_travel(backends, site):
+    site.engine.says("4", "2")
+
+    @rt.function
+    def ask(s):
+        s += rt.gen("x", regex="[0-9]+") + rt.gen_int("y")
+
+    state = await asyncio.to_thread(run, ask, backends[0])
+    assert (state["x"], state.value("y")) == ("42", 42)
+    first, second = (submit.sampling.constraint for submit in site.engine.submits)
+    assert (first.kind, first.spec) == ("regex", "[0-9]+")
+    assert second is not None
+
+
+async def test_a_forked_process_has_connections_of_its_own(backends, site):
+    site.engine.says("h")
+
+    @rt.function
+    def ask(s):
+        s += "a" + rt.gen("x")
+
+    await asyncio.to_thread(backends[0].server_info)  # leaves a connection open for the next
+    read, write = os.pipe()
+
+    def forked() -> str:
+        if (child := os.fork()) == 0:
+            try:
+                model = backends[0].server_info()["model"]
+                os.write(write, f"{model} {ask.run(backend=backends[0])['x']}".encode())
+            finally:
+                os._exit(0)
+        os.close(write)
+        text = os.read(read, 100).decode()
+        os.waitpid(child, 0)
+        return text
+
+    assert await asyncio.to_thread(forked) == "fake h"
+    assert (await asyncio.to_thread(run, ask, backends[0]))["x"] == "h"
 
 
 async def test_compiled_programs_and_batches(backends):

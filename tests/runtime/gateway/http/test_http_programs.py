@@ -315,6 +315,7 @@ async def test_an_unknown_model_is_a_404(site):
 async def test_no_more_programs_at_a_time_than_allowed(new_site):
     site = await new_site(limits=HttpLimits(programs=2))
     names = [(await site.post(PATH, closed=False)).json()["id"] for _ in range(2)]
+    assert (await site.http.get("/server_info")).json()["programs"] == 2
     reply = await site.post(PATH, program={})
     assert reply.status_code == 429
     assert reply.headers["retry-after"]

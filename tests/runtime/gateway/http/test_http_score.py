@@ -40,6 +40,14 @@ async def test_softmax_is_among_the_labels(site, scored):
         assert among == pytest.approx([value / math.fsum(row) for value in row], rel=1e-3)
 
 
+async def test_each_item_may_have_labels_of_its_own(site):
+    shared = (await site.post(PATH, **{**ASKED, "label_token_ids": [97, 98, 260]})).json()["scores"]
+    own = {**ASKED, "label_token_ids": [[260, 97], [98]]}
+    rows = (await site.post(PATH, **own)).json()["scores"]
+    want = [[shared[0][2], shared[0][0]], [shared[1][1]]]
+    assert rows == [pytest.approx(row, rel=1e-3) for row in want]
+
+
 async def test_ids_are_taken_as_they_are(site):
     encode = site.world.tokenizer.encode
     ids = [encode("x"), encode("cd")]
@@ -57,6 +65,9 @@ WRONG = (
     ({"label_token_ids": []}, "label_token_ids"), ({"label_token_ids": [10**9]}, "10000"),
     ({"label_token_ids": [-1]}, "-1"), ({"label_token_ids": "a"}, "label_token_ids"),
     ({"query": "", "items": [""]}, "empty"), ({"query": "a" * 600}, "512"),
+    ({"label_token_ids": [[97], 98]}, "label_token_ids"), ({"label_token_ids": [[97]]}, "1 lists"),
+    ({"label_token_ids": [[97], []]}, "empty"), ({"temperature": 0.5}, "temperature"),
+    ({"score_extraction_token": "x"}, "score_extraction_token"),
     ({"text_1": "a", "text_2": "b"}, "embedding"), ({"label_token_ids": None}, "label_token_ids"),
 )  # fmt: skip
 
