@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
@@ -15,6 +16,8 @@ from .errors import bad
 DEADLINE_S = 5.0
 MOST_SOURCE = 256 << 10
 AT_ONCE = 2
+_KEPT = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "LANG")
+"""What the process gets of the environment, in which there may be keys."""
 
 
 async def render_apart(source: str, named_tokens: Mapping[str, str], variables: Any) -> str:
@@ -33,6 +36,7 @@ async def render_apart(source: str, named_tokens: Mapping[str, str], variables: 
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
+            env={name: os.environ[name] for name in _KEPT if name in os.environ},
         )
         try:
             async with asyncio.timeout(DEADLINE_S):

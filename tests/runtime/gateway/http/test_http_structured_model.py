@@ -133,3 +133,43 @@ async def test_at_the_same_time_each_has_its_own(url):
             assert re.fullmatch(regex, said.message.content) or said.finish_reason == "length"
 
         await asyncio.gather(*(one(number) for number in range(12)))
+
+
+THINKING = """\
+{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.role == 'assistant' %}<think>
+{% endif %}{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+<think>
+{% endif %}{# up to </think> #}"""
+
+
+def test_a_model_that_thinks_is_free_until_it_has_thought(tmp_path):
+    (tmp_path / "thinking.jinja").write_text(THINKING)
+    messages = []
+    for question, thought, answer in (
+        ("Is a dog an animal?", "A dog is alive.", "yes"),
+        ("Is a stone an animal?", "A stone is not alive.", "no"),
+        ("Is a cat an animal?", "A cat is alive.", "yes"),
+    ):
+        messages.append({"role": "user", "content": question})
+        messages.append({"role": "assistant", "content": f"{thought}\n</think>\n{answer}"})
+    messages.append({"role": "user", "content": "Is a cow an animal?"})
+    settings = {
+        "model_path": "smollm2-135m-instruct", "dtype": "float32", "max_total_tokens": 4096,
+        "context_length": 1024, "served_model_name": "small", "port": 0, "zmq_port": 0,
+        "chat_template": str(tmp_path / "thinking.jinja"),
+    }  # fmt: skip
+    running = launch.start(settings, listen=True)
+    try:
+        with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client:
+            asked = {"messages": messages, "temperature": 0, "max_tokens": 60}
+            free = chat(client, **asked).message
+            regex = {"structured_outputs": {"regex": "(maybe|never)[0-9]{2}"}}
+            held = chat(client, **asked, extra_body=regex)
+    finally:
+        running.stop()
+    assert free.reasoning_content
+    assert held.message.reasoning_content == free.reasoning_content
+    assert re.fullmatch("(maybe|never)[0-9]{2}", held.message.content)
+    assert held.finish_reason == "stop"
