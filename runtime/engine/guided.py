@@ -105,6 +105,7 @@ class Guided:
             if ending is not None:
                 break
         self.forced_tokens += count
+        request.forced_tokens += count
         self._outputs.forced(request, forced[:count])
         return count, ending
 

@@ -360,6 +360,7 @@ class Engine:
                 text_bytes=text_bytes,
                 prompt_tokens=request.prompt_len,
                 cached_tokens=cached,
+                forced_tokens=request.forced_tokens,
                 error=error,
                 grammar_s=spans.grammar,
                 queue_s=spans.queue,

@@ -232,9 +232,9 @@ EngineMessage = Submit | Abort | Release | Credit | Ask
 
 class Finish(_Message, frozen=True, kw_only=True, tag="finish"):
     """How one request ended. ``text_bytes``: how many bytes of the output come before the stop
-    string; -1 when none matched. ``prompt_tokens`` and ``cached_tokens`` are final. The times are
-    in seconds: until its grammar was there, in the queue, from there to the first token, from there
-    to the end."""
+    string; -1 when none matched. ``prompt_tokens`` and ``cached_tokens`` are final, as is how many
+    tokens of the output were forced by its constraint, not sampled. The times are in seconds: until
+    its grammar was there, in the queue, from there to the first token, from there to the end."""
 
     rid: int
     reason: Literal["stop", "length", "abort"]
@@ -242,6 +242,7 @@ class Finish(_Message, frozen=True, kw_only=True, tag="finish"):
     text_bytes: int = -1
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    forced_tokens: int = 0
     message: str | None = None
     error: ErrorInfo | None = None
     grammar_s: float = 0.0

@@ -43,6 +43,8 @@ class Request:
     """The tree node it holds while it runs."""
     cached_tokens: int = -1
     """Of its prompt, found in the tree at first admission."""
+    forced_tokens: int = 0
+    """Of its output, appended without being sampled."""
     retractions: int = 0
     prompt_logprobs_sent: int = 0
     """Prompt positions below this one have had their log-probs sent (after a retraction)."""

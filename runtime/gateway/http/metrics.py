@@ -49,6 +49,10 @@ class Metrics(Observer):
         )  # fmt: skip
         self._cached = Counter("prompt_tokens_cached", "Prompt tokens whose KV was cached.")
         self._generated = Counter("generation_tokens", "Tokens generated.")
+        self._made = Counter(
+            "generation_tokens_by_source", "Tokens generated, by how they were chosen.",
+            "source", ("sampled", "forced"),
+        )  # fmt: skip
         self._preempted = Counter("num_preemptions", "Requests retracted when KV ran out.")
         self._received = Counter("requests_received", "Requests sent to the engine.")
         self._ended = Counter(
@@ -115,6 +119,9 @@ class Metrics(Observer):
             self._sources.add(prompt - cached, "local_compute")
         generated = len(request.tokens)
         self._generated.add(generated)
+        forced = 0 if finish is None else min(finish.forced_tokens, generated)
+        self._made.add(generated - forced, "sampled")
+        self._made.add(forced, "forced")
         self._prompts.add(prompt)
         self._outputs.add(generated)
         self._wanted.add(request.sampling.max_new_tokens)

@@ -48,6 +48,8 @@ class Scrape:
         assert self("num_requests_running") == self("num_requests_waiting") == 0
         assert self.sum("request_success_total") == self("requests_received_total")
         assert self.sum("prompt_tokens_by_source_total") == self("prompt_tokens_total")
+        made = self.sum("generation_tokens_by_source_total")
+        assert made == self("generation_tokens_total")
         cached = self("prompt_tokens_by_source_total", "source=local_cache_hit")
         assert cached == self("prompt_tokens_cached_total")
         assert self("requests_aborted_total") == self(
@@ -247,6 +249,12 @@ def test_the_real_engine_s_numbers(launched):
         body = {"prompt": "a", "max_tokens": 8, "structured_outputs": {"regex": "[ab]{4}"}}
         assert len(client.post(COMPLETIONS, json=body).json()["choices"][0]["text"]) == 4
         constrained = Scrape(client.get("/metrics").text)
+        body["structured_outputs"] = {"regex": "[ab]cdefg"}
+        assert client.post(COMPLETIONS, json=body).json()["choices"][0]["text"].endswith("cdefg")
+        forced = Scrape(client.get("/metrics").text)
+        forced.check()
+    assert forced("generation_tokens_by_source_total", "source=forced") == 5
+    assert found("generation_tokens_by_source_total", "source=forced") == 0
     assert found("request_grammar_time_seconds_count") == 0
     assert constrained("request_grammar_time_seconds_count") == 1
     assert constrained("request_grammar_time_seconds_sum") > 0.01, "a process was started for it"
