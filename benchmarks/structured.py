@@ -74,7 +74,7 @@ def bare_walk(
     """The same by llguidance's own calls, with no check of its state."""
     from llguidance import LLMatcher
 
-    matcher = LLMatcher(tokenizer, source)
+    matcher = LLMatcher(tokenizer, source, log_level=0)
     for token in vocabulary.encode(text.encode()):
         begun = time.perf_counter()
         matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)

@@ -21,7 +21,7 @@ from .schema_exclusion import exclude, same
 from .schema_negation import negate
 from .schema_values import barren
 
-_MOST_DEPENDENCIES = 8
+_MOST_DEPENDENCIES = 6
 _MOST_ALTERNATIVES = 12
 _SHORT = frozenset(("required", "not", "title", "description"))
 
