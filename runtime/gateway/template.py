@@ -50,6 +50,8 @@ class ChatTemplate:
         try:
             return self._template.render(
                 {
+                    "tools": None,  # some templates ask whether they are none, not whether they are
+                    "documents": None,
                     **self._named_tokens,
                     "messages": list(messages),
                     "add_generation_prompt": add_generation_prompt,

@@ -145,6 +145,18 @@ async def test_templates_that_join_arguments_and_know_calls_by_no_content(speaki
     assert prompt_of(site) == '[user]How is it in Ulm?<call>add {"a": 1}[tool]2'
 
 
+async def test_no_tools_are_none_to_a_template(speaking):
+    site = speaking(
+        "{% if tools is not none %}{{ tools | length }} tools {% endif %}"
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    site.engine.says("x")
+    await chat(site)
+    assert prompt_of(site) == ASK[0]["content"]
+    await chat(site, tools=[ADD])
+    assert prompt_of(site) == "1 tools " + ASK[0]["content"]
+
+
 async def test_marks_that_are_special_tokens_are_seen_all_the_same(speaking):
     site = speaking()
     plain = site.world.executor.tokenizer
