@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from ramet.kernels.attention.meta import AttentionMeta
 from ramet.kernels.device_ops import DeviceOps
-from ramet.kernels.ops import Norm
+from ramet.kernels.ops import Norm, Rotation
 from ramet.kernels.tuning import ROW_BUCKETS, Product, bucket, graph_seconds, table_for
 
 BF16 = torch.bfloat16
@@ -96,19 +96,21 @@ class Model:
         self.positions, self.slots = lengths - 1, table[:, length - 1].contiguous()
 
     def step(self, ops: DeviceOps, attention: bool = True) -> None:
-        heads, _, dim = self.shape
+        dim = self.shape[2]
         norm = Norm(self.norm, 1e-6)
         x, normed = ops.embed(self.ids, self.embedding), None
         for i, (qkv_w, out_w, up_w, down_w) in enumerate(self.weights):
-            qkv = ops.norm_linear(x, self.norm, 1e-6, qkv_w, normed=normed)
             k, v = self.kv[i]
-            if attention:
+            rotation = Rotation(self.positions, self.slots, self.angles, k, v, *self.shape)
+            q = None
+            if normed is None:
+                q = ops.norm_rotate(x, self.norm, 1e-6, qkv_w, None, 0.0, rotation)
+            if q is None:
+                qkv = ops.norm_linear(x, self.norm, 1e-6, qkv_w, normed=normed)
                 q = ops.rope_write(
                     qkv, self.positions, self.slots, self.angles, k, v, *self.shape
                 )  # fmt: skip
-                y = ops.attention(q, k, v, self.meta, dim**-0.5)
-            else:
-                y = qkv[:, : heads * dim].contiguous()
+            y = ops.attention(q, k, v, self.meta, dim**-0.5) if attention else q
             normed = ops.linear_add(y.view(len(x), -1), out_w, x, norm=norm)
             inner = ops.norm_gate_up(x, self.norm, 1e-6, up_w, "silu", normed=normed)
             normed = ops.linear_add(inner, down_w, x, norm=norm)
@@ -128,7 +130,7 @@ def ways(model: Model) -> dict[str, Callable[[], None]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--batch", nargs="+", default=["1:384", "8:1024"], help="requests:tokens")
     parser.add_argument("--no-measure", action="store_true", help="leave the plans as they are")

@@ -9,7 +9,7 @@ from . import logits as logits_
 from .attention.dispatch import attend
 from .attention.meta import AttentionMeta
 from .invariant import invariant_linear
-from .ops import Norm
+from .ops import Norm, Rotation
 from .reference import sampling as reference
 
 
@@ -140,6 +140,24 @@ class DeviceOps:
             qkv, positions, slots, cos_sin, k_cache, v_cache, heads, kv_heads, head_dim,
             q_norm, k_norm, eps, offset, k_scale=self.k_scale, v_scale=self.v_scale,
             invariant=self.invariant, pdl=self.pdl,
+        )  # fmt: skip
+
+    def norm_rotate(
+        self,
+        x: torch.Tensor,
+        norm_weight: torch.Tensor,
+        eps: float,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        offset: float,
+        rotation: Rotation,
+    ) -> torch.Tensor | None:
+        """See `Ops.norm_rotate`."""
+        if self.invariant:
+            return None
+        return linear.norm_rotate(
+            x, norm_weight, eps, weight, bias, offset, rotation, k_scale=self.k_scale,
+            v_scale=self.v_scale, pdl=self.pdl,
         )  # fmt: skip
 
     def attention(

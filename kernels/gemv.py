@@ -3,8 +3,8 @@
 Both read each weight once, in order, and are bound by that. A program owns some outputs and all of
 K, so nothing is summed across programs. What surrounds the product in a decoder is done on the way:
 the RMS norm of x before it (its weight scales x, its root scales the sum afterwards, so x is read
-once), the bias, the gate or the residual after it. The first tile of weights is asked for before
-the kernel waits for the one that makes x.
+once); the bias, and the gate, the residual or the rotation of q and k after it. The first tile of
+weights is asked for before the kernel waits for the one that makes x.
 """
 
 from __future__ import annotations
@@ -29,6 +29,54 @@ def epilogue(y, up, bias, out, column, place, mask, N, BIAS: tl.constexpr, ACT: 
     if ADD:
         y += tl.load(out + place, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + place, y.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def rotary_epilogue(
+    y, z, bias, out, positions, slots, cos_sin, k_cache, v_cache, k_inverse, v_inverse,
+    pair, m, mask, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
+    SLOT_STRIDE: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """Of outputs y and z, D / 2 apart in a head of q, k or v of token m: bias, rotation, and the
+    store of q to `out`, of k and v to the token's slot."""
+    HALF: tl.constexpr = D // 2
+    head = pair // HALF
+    d = pair % HALF
+    if BIAS:
+        y += tl.load(bias + head * D + d, mask=mask, other=0.0).to(tl.float32)
+        z += tl.load(bias + head * D + HALF + d, mask=mask, other=0.0).to(tl.float32)
+    turned = mask & (head < HEADS + KV_HEADS)
+    angle = cos_sin + tl.load(positions + m, mask=mask, other=0).to(tl.int64) * D + d
+    cos = tl.load(angle, mask=turned, other=1.0)
+    sin = tl.load(angle + HALF, mask=turned, other=0.0)
+    low = y * cos - z * sin
+    high = z * cos + y * sin
+    place = out + (m * HEADS + head) * D + d
+    asks = mask & (head < HEADS)
+    tl.store(place, low.to(out.dtype.element_ty), mask=asks)
+    tl.store(place + HALF, high.to(out.dtype.element_ty), mask=asks)
+    slot = tl.load(slots + m, mask=mask, other=-1)
+    held = mask & (slot >= 0)
+    start = slot * SLOT_STRIDE + d
+    key = k_cache + start + (head - HEADS) * D
+    keys = held & (head >= HEADS) & (head < HEADS + KV_HEADS)
+    tl.store(key, (low * k_inverse).to(k_cache.dtype.element_ty), mask=keys)
+    tl.store(key + HALF, (high * k_inverse).to(k_cache.dtype.element_ty), mask=keys)
+    value = v_cache + start + (head - HEADS - KV_HEADS) * D
+    values = held & (head >= HEADS + KV_HEADS)
+    tl.store(value, (low * v_inverse).to(v_cache.dtype.element_ty), mask=values)
+    tl.store(value + HALF, (high * v_inverse).to(v_cache.dtype.element_ty), mask=values)
+
+
+@triton.jit
+def paired_lines(weight, n, N, K: tl.constexpr, D: tl.constexpr, ROTATED: tl.constexpr):
+    """Where weight's rows for outputs n begin, and how far on the rows are that go with them: up's
+    with gate's, or the other half of a head's."""
+    if ROTATED:
+        HALF: tl.constexpr = D // 2
+        row = (n // HALF) * D + n % HALF
+        return weight + row.to(tl.int64) * K, tl.cast(HALF * K, tl.int64)
+    return weight + n.to(tl.int64) * K, tl.cast(N, tl.int64) * K
 
 
 @triton.jit
@@ -66,6 +114,13 @@ def one_row_kernel(
     out,
     eps,
     offset,
+    positions,
+    slots,
+    cos_sin,
+    k_cache,
+    v_cache,
+    k_inverse,
+    v_inverse,
     N: tl.constexpr,
     K: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -76,17 +131,23 @@ def one_row_kernel(
     BIAS: tl.constexpr,
     ACT: tl.constexpr,
     ADD: tl.constexpr,
+    ROTATED: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    SLOT_STRIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One row of x [K]: float32 products in the ordinary cores, each thread summing its own
     columns. The first BEFORE tiles of weight, 1 to 4, are loaded before x is waited for."""
-    GATED: tl.constexpr = ACT != ""
+    GATED: tl.constexpr = (ACT != "") or ROTATED
     EVEN: tl.constexpr = K % BLOCK_K == 0
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     there = n < N
     k = tl.arange(0, BLOCK_K)
-    line = weight + n.to(tl.int64)[:, None] * K
-    second = line + tl.cast(N, tl.int64) * K
+    line, further = paired_lines(weight, n, N, K, D, ROTATED)  # pyright: ignore
+    line = line[:, None]
+    second = line + further
     w, u = one_row_tile(line, second, k, there, K, EVEN, GATED)  # pyright: ignore
     if BEFORE > 1:
         w1, u1 = one_row_tile(line, second, BLOCK_K + k, there, K, EVEN, GATED)  # pyright: ignore
@@ -125,7 +186,13 @@ def one_row_kernel(
         root = tl.rsqrt(tl.sum(squares, axis=0) / K + eps)
         y *= root
         z *= root
-    epilogue(y, z, bias, out, n, n, there, N, BIAS, ACT, ADD)
+    if ROTATED:
+        rotary_epilogue(
+            y, z, bias, out, positions, slots, cos_sin, k_cache, v_cache, k_inverse, v_inverse,
+            n, 0 * n, there, HEADS, KV_HEADS, D, SLOT_STRIDE, BIAS,
+        )  # fmt: skip
+    else:
+        epilogue(y, z, bias, out, n, n, there, N, BIAS, ACT, ADD)
 
 
 @triton.jit
@@ -157,6 +224,13 @@ def few_rows_kernel(
     out,
     eps,
     offset,
+    positions,
+    slots,
+    cos_sin,
+    k_cache,
+    v_cache,
+    k_inverse,
+    v_inverse,
     rows,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -168,6 +242,11 @@ def few_rows_kernel(
     BIAS: tl.constexpr,
     ACT: tl.constexpr,
     ADD: tl.constexpr,
+    ROTATED: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    SLOT_STRIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Up to BLOCK_M rows of x [rows, K]: weight times x transposed in the tensor cores.
@@ -175,14 +254,15 @@ def few_rows_kernel(
     Each warp takes a slice of K of the program's rows of weight (a batch of products); slices are
     summed at the end.
     """
-    GATED: tl.constexpr = ACT != ""
+    GATED: tl.constexpr = (ACT != "") or ROTATED
     EVEN: tl.constexpr = K % (SLICES * BLOCK_K) == 0
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.arange(0, BLOCK_M)
     there = m < rows
     k = tl.arange(0, SLICES)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
-    line = weight + n.to(tl.int64)[None, :, None] * K
-    second = line + tl.cast(N, tl.int64) * K
+    line, further = paired_lines(weight, n, N, K, D, ROTATED)  # pyright: ignore
+    line = line[None, :, None]
+    second = line + further
     lines = (n < N)[None, :, None]
     mask = lines & ((k < K) | EVEN)[:, None, :]
     w = tl.load(line + k[:, None, :], mask=mask, other=0.0)
@@ -210,4 +290,11 @@ def few_rows_kernel(
         z *= root[None, :]
     place = m[None, :] * N + n[:, None]
     mask = (n < N)[:, None] & there[None, :]
-    epilogue(y, z, bias, out, n[:, None] + 0 * m[None, :], place, mask, N, BIAS, ACT, ADD)
+    column = n[:, None] + 0 * m[None, :]
+    if ROTATED:
+        rotary_epilogue(
+            y, z, bias, out, positions, slots, cos_sin, k_cache, v_cache, k_inverse, v_inverse,
+            column, m[None, :] + 0 * column, mask, HEADS, KV_HEADS, D, SLOT_STRIDE, BIAS,
+        )  # fmt: skip
+    else:
+        epilogue(y, z, bias, out, column, place, mask, N, BIAS, ACT, ADD)

@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from .activation import gate
 from .mid_batch import Tiles, mid_gate_up, mid_linear, mid_linear_add
 from .norm import rms_norm
-from .ops import Norm
+from .ops import Norm, Rotation
 from .small_batch import Plan, small_linear
 from .small_batch import gate_up as small_gate_up
 from .small_batch import linear_add as small_linear_add
 from .small_batch import norm_gate_up as small_norm_gate_up
 from .small_batch import norm_linear as small_norm_linear
+from .small_batch import norm_rotate as small_norm_rotate
 from .tuning import ROW_BUCKETS, Product, table_for
 
 
@@ -89,6 +90,30 @@ def norm_linear(
     if plan is not None:
         return small_linear(normed, weight, bias, plan=plan, pdl=pdl)
     return F.linear(normed, weight, bias)
+
+
+def norm_rotate(
+    x: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    offset: float,
+    rotation: Rotation,
+    *,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    pdl: bool = False,
+) -> torch.Tensor | None:
+    """`rope.rope_write` of `norm_linear` as one kernel, where there is one: q [T, Hq, D], or None
+    with nothing done."""
+    plan = plan_for(x, weight, normed=True)
+    if not isinstance(plan, Plan) or rotation.cos_sin.shape[1] != rotation.head_dim:
+        return None
+    return small_norm_rotate(
+        x, norm_weight, eps, weight, bias, rotation, offset=offset, k_scale=k_scale,
+        v_scale=v_scale, plan=plan, pdl=pdl,
+    )  # fmt: skip
 
 
 def linear_add(

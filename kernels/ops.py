@@ -21,6 +21,20 @@ class Norm:
     offset: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """What `Ops.rope_write` needs beside q, k and v: see there."""
+
+    positions: torch.Tensor
+    slots: torch.Tensor
+    cos_sin: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
 class Ops(Protocol):
     """Every tensor lies on one device and is contiguous unless said otherwise.
 
@@ -126,6 +140,20 @@ class Ops(Protocol):
         ``qkv`` is [T, (Hq + 2 Hk) * D], ``positions`` [T] int32, ``cos_sin`` [P, R] float32 with
         R/2 cosines, then R/2 sines. Returns q [T, Hq, D].
         """
+        ...
+
+    def norm_rotate(
+        self,
+        x: torch.Tensor,
+        norm_weight: torch.Tensor,
+        eps: float,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        offset: float,
+        rotation: Rotation,
+    ) -> torch.Tensor | None:
+        """`rope_write` of `norm_linear` of x, where one kernel does both; else None, with nothing
+        done."""
         ...
 
     def attention(

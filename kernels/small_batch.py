@@ -14,6 +14,8 @@ import torch
 from .gemv import few_rows_kernel, one_row_kernel
 from .launch import ceil_div, require, start
 from .norm import rms_norm
+from .ops import Rotation
+from .rope import slot_stride
 
 MOST_ROWS = 16
 
@@ -52,12 +54,16 @@ def _launch(
     add: bool,
     plan: Plan | None,
     pdl: bool,
+    rotation: Rotation | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
 ) -> torch.Tensor:
     rows, width = x.shape
-    outputs = weight.shape[0] // 2 if act else weight.shape[0]
+    outputs = weight.shape[0] // 2 if act or rotation else weight.shape[0]
     require(x.is_contiguous() and weight.is_contiguous(), "x and weight must be contiguous")
     require(weight.shape[1] == width, f"weight {tuple(weight.shape)} does not take rows of {width}")
-    require(out.is_contiguous() and out.shape == (rows, outputs), "out has another shape")
+    if rotation is None:
+        require(out.is_contiguous() and out.shape == (rows, outputs), "out has another shape")
     require(0 < rows <= MOST_ROWS, f"{rows} rows; from 1 to {MOST_ROWS} are taken")
     require(norm is None or norm.shape == (width,), f"norm weight must be [{width}]")
     plan = plan or default_plan(rows, outputs, width)
@@ -73,9 +79,11 @@ def _launch(
         out,
         eps,
         offset,
+        *_places(rotation, x, 1.0 / k_scale, 1.0 / v_scale),
     )
     grid = (ceil_div(outputs, plan.block_n),)
     flags = {"NORM": norm is not None, "BIAS": bias is not None, "ACT": act, "ADD": add}
+    flags |= _layout(rotation)
     sizes = {"N": outputs, "K": width, "BLOCK_N": plan.block_n, "BLOCK_K": plan.block_k}
     if plan.slices == 0:
         start(
@@ -89,6 +97,31 @@ def _launch(
         stages=plan.stages,
     )  # fmt: skip
     return out
+
+
+def _places(
+    rotation: Rotation | None, x: torch.Tensor, k_inverse: float, v_inverse: float
+) -> tuple[torch.Tensor | float, ...]:
+    """The kernels' arguments of a rotation; x stands for what is not there."""
+    if rotation is None:
+        return (x, x, x, x, x, 1.0, 1.0)
+    one = rotation
+    return (
+        one.positions, one.slots, one.cos_sin, one.k_cache, one.v_cache, k_inverse, v_inverse
+    )  # fmt: skip
+
+
+def _layout(rotation: Rotation | None) -> dict[str, int | bool]:
+    """The kernels' constants of a rotation."""
+    if rotation is None:
+        return {"ROTATED": False, "HEADS": 1, "KV_HEADS": 1, "D": 2, "SLOT_STRIDE": 0}
+    return {
+        "ROTATED": True,
+        "HEADS": rotation.heads,
+        "KV_HEADS": rotation.kv_heads,
+        "D": rotation.head_dim,
+        "SLOT_STRIDE": slot_stride(rotation.k_cache, rotation.v_cache, rotation.head_dim),
+    }
 
 
 def _empty(x: torch.Tensor, width: int, out: torch.Tensor | None) -> torch.Tensor:
@@ -142,6 +175,40 @@ def linear_add(
     """residual [M, N] += `small_linear` of x, in place; returns residual, which x must not
     overlap."""
     return _launch(x, weight, bias, None, 0.0, 0.0, "", residual, True, plan, pdl)
+
+
+def norm_rotate(
+    x: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    rotation: Rotation,
+    *,
+    offset: float = 0.0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    out: torch.Tensor | None = None,
+    plan: Plan | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """`rope.rope_write` of `norm_linear`: q [M, Hq, D]; K and V go to their slots (a negative one
+    takes nothing). All D dimensions of a head are rotated; `rotation.slots` is int64."""
+    heads, dim = rotation.heads, rotation.head_dim
+    height = (heads + 2 * rotation.kv_heads) * dim
+    require(weight.shape[0] == height, f"weight must have {height} rows, it has {len(weight)}")
+    require(rotation.cos_sin.shape[1] == dim, f"only {rotation.cos_sin.shape[1]} of {dim} turn")
+    require(rotation.slots.dtype == torch.int64, "slots are int64")
+    plan = plan or default_plan(len(x), height // 2, x.shape[1])
+    least = 1 if plan.slices == 0 else 16
+    # As many rows of weight a program as without the rotation: each output has a partner.
+    plan = plan._replace(block_n=max(plan.block_n // 2, least))
+    if out is None:
+        out = torch.empty(len(x), heads, dim, dtype=weight.dtype, device=x.device)
+    return _launch(
+        x, weight, bias, norm_weight, eps, offset, "", out, False, plan, pdl, rotation, k_scale,
+        v_scale,
+    )  # fmt: skip
 
 
 def norm_gate_up(

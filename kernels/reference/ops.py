@@ -8,7 +8,7 @@ from .embed import embed
 from .hashing import uniform
 from .linear import head, linear, linear_add, norm_gate_up, norm_linear
 from .norm import add_rms_norm, rms_norm
-from .rope import rope_write
+from .rope import norm_rotate, rope_write
 from .sampling import (
     add_at_,
     greedy,
@@ -37,6 +37,7 @@ __all__ = [
     "mask_",
     "norm_gate_up",
     "norm_linear",
+    "norm_rotate",
     "penalize_",
     "rms_norm",
     "rope_write",

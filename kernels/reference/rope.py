@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..ops import Rotation
 from .norm import rms_norm
 
 
@@ -49,3 +50,16 @@ def rope_write(
     k_cache.index_copy_(0, slots, k.to(k_cache.dtype))
     v_cache.index_copy_(0, slots, x[:, heads + kv_heads :].to(v_cache.dtype))
     return q
+
+
+def norm_rotate(
+    x: torch.Tensor,
+    norm_weight: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    offset: float,
+    rotation: Rotation,
+) -> torch.Tensor | None:
+    """On the CPU there is nothing to be won by doing both at once."""
+    return None

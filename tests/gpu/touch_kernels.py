@@ -27,7 +27,7 @@ from ramet.kernels import (
 )
 from ramet.kernels.attention import decode, extend, merge
 from ramet.kernels.attention.meta import AttentionMeta
-from ramet.kernels.ops import Norm
+from ramet.kernels.ops import Norm, Rotation
 from ramet.kernels.reference.sampling import PROMPT_BIT
 
 BF16, I32, I64 = torch.bfloat16, torch.int32, torch.int64
@@ -53,6 +53,15 @@ def linears() -> None:
             small_batch.norm_linear(x, gain, 1e-5, weight, plan=plan, pdl=True)
             small_batch.norm_gate_up(x, gain, 1e-5, both, "silu", plan=plan, pdl=True)
             small_batch.linear_add(x, weight, back, plan=plan, pdl=True)
+    for rows_ in (1, 9):
+        caches = [randn(20, 2, 64) for _ in range(2)]
+        where = torch.arange(rows_, device=DEVICE)
+        turn = Rotation(
+            where.to(I32), where, randn(20, 64, dtype=torch.float32), *caches, 4, 2, 64
+        )  # fmt: skip
+        small_batch.norm_rotate(
+            randn(rows_, 192), randn(192), 1e-5, randn(512, 192), randn(512), turn, pdl=True
+        )  # fmt: skip
     for rows_, n, k in (
         (5, 40, 136),
         (16, 96, 256),

@@ -32,7 +32,7 @@ from ramet.kernels import (
 )
 from ramet.kernels.attention import decode, extend, merge, tree
 from ramet.kernels.attention.meta import AttentionMeta
-from ramet.kernels.ops import Norm
+from ramet.kernels.ops import Norm, Rotation
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -150,6 +150,13 @@ def run_launchers(model: str) -> None:
         qkv = (heads + 2 * kv_heads) * dim
         extra = empty(qkv) if biased else None
         small_batch.norm_linear(x, empty(hidden), 1e-5, empty(qkv, hidden), extra, pdl=True)
+        turn = Rotation(
+            empty(few, dtype=i32), empty(few, dtype=i64), empty(8192, dim, dtype=torch.float32),
+            *caches, heads, kv_heads, dim,
+        )  # fmt: skip
+        small_batch.norm_rotate(
+            x, empty(hidden), 1e-5, empty(qkv, hidden), extra, turn, pdl=True
+        )  # fmt: skip
         small_batch.linear_add(empty(few, heads * dim), empty(hidden, heads * dim), x, pdl=True)
         weight = empty(2 * inner, hidden)
         small_batch.norm_gate_up(x, empty(hidden), 1e-5, weight, "silu", pdl=True)

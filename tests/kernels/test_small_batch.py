@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
+from ramet.kernels.ops import Rotation
+from ramet.kernels.reference.rope import rope_write
 from ramet.kernels.small_batch import (
     Plan,
     linear_add,
     norm_gate_up,
     norm_linear,
+    norm_rotate,
     small_linear,
 )
 
@@ -104,6 +107,40 @@ def test_norm_gate_up(shape, pick, dtype, act, device, close, poisoned):
     else:
         want = torch.nn.functional.gelu(gate, approximate="tanh") * up
     close(out, want)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("rows", [1, 5, 13])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (3, 1, 16), (2, 2, 128)])
+def test_norm_rotate(rows, heads, kv_heads, dim, dtype, device, close, poisoned):
+    """Projection, rotation and the write of K and V at once, against one after the other."""
+    case = Case(rows, (heads + 2 * kv_heads) * dim, 192, dtype, device)
+    angle = torch.rand(40, dim // 2) * 6
+    cos_sin = torch.cat([angle.cos(), angle.sin()], 1)
+    positions = torch.arange(rows, dtype=torch.int32) * 3
+    slots = 1 + torch.randperm(29)[:rows]
+    slots[rows // 2 :][:1] = -1
+    caches = [poisoned(30, kv_heads, dim, dtype=dtype) for _ in range(2)]
+    out = poisoned(rows, heads, dim, dtype=dtype)
+    rotation = Rotation(
+        positions.to(device), slots.to(device), cos_sin.to(device), *caches, heads, kv_heads, dim
+    )
+    norm_rotate(
+        case.x, case.norm, 1e-5, case.weight, case.bias, rotation, offset=1.0, out=out,
+        plan=plans(rows)[0],
+    )  # fmt: skip
+    want = [torch.full((30, kv_heads, dim), torch.nan, dtype=torch.float64) for _ in range(2)]
+    exact = case.exact(normed=True, offset=1.0, bias=True)
+    kept = slots >= 0
+    q = rope_write(
+        exact, positions, slots.clamp(min=0), cos_sin.double(), *want, heads, kv_heads, dim
+    )  # fmt: skip
+    close(out, q)
+    for have, expected in zip(caches, want):
+        close(have.cpu()[slots[kept]], expected[slots[kept]])
+        others = torch.ones(30, dtype=torch.bool)
+        others[slots[kept]] = False
+        assert have.cpu()[others].isnan().all()
 
 
 def test_float32_row(device, close, poisoned):

@@ -52,8 +52,8 @@ class Gemma3Decoder(Decoder):
         for i, next_norm in enumerate(following):
             _, after_attention, before_mlp, after_mlp = self.norms[i]
             attention = self.attentions[i]
-            qkv = attention.qkv.apply(x)
-            x = attention.out.apply(attention.attend(qkv, positions, slots, meta, kv[i]))
+            q = attention.rotate(attention.qkv.apply(x), positions, slots, kv[i])
+            x = attention.out.apply(attention.attend(q, meta, kv[i]))
             x = ops.rms_norm(x, after_attention, eps, offset)
             x = ops.add_rms_norm(x, residual, before_mlp, eps, offset)
             x = self.mlps[i].forward(x)

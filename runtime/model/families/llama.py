@@ -49,8 +49,10 @@ class LlamaDecoder(Decoder):
         residual = self.embed(ids)
         normed = None
         for i, attention in enumerate(self.attentions):
-            qkv = attention.qkv.of_norm(residual, self.attention_norms[i], normed)
-            y = attention.attend(qkv, positions, slots, meta, kv[i])
+            q = attention.rotated_of_norm(
+                residual, self.attention_norms[i], normed, positions, slots, kv[i]
+            )
+            y = attention.attend(q, meta, kv[i])
             normed = attention.out.add_to(residual, y, self.mlp_norms[i])
             following = self.attention_norms[i + 1] if i + 1 < config.num_layers else last
             normed = self.mlps[i].add_to(residual, self.mlp_norms[i], normed, following)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ....kernels.attention.meta import AttentionMeta
-from ....kernels.ops import Ops
+from ....kernels.ops import Norm, Ops, Rotation
 from ..config import ModelConfig
 from .linear import make_linear
 from .weights import Weights
@@ -41,19 +41,13 @@ class Attention:
         self.window = config.window(layer)
         self.scale = config.attn_scale or dim**-0.5
 
-    def attend(
-        self,
-        qkv: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        meta: AttentionMeta,
-        kv: torch.Tensor,
+    def rotate(
+        self, qkv: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, kv: torch.Tensor
     ) -> torch.Tensor:
-        """Projected q, k and v [T, (Hq + 2 Hk) D] to [T, Hq D], before the last projection. ``kv``
-        [2, slots, Hk, D] is this layer's; K and V of the T tokens are written to ``slots`` [T]
-        before anything is read."""
+        """Projected q, k and v [T, (Hq + 2 Hk) D] to rotated q [T, Hq, D]. K and V of the T tokens
+        are written to ``slots`` [T] of ``kv`` [2, slots, Hk, D], this layer's."""
         config = self.config
-        q = self.ops.rope_write(
+        return self.ops.rope_write(
             qkv,
             positions,
             slots,
@@ -68,5 +62,29 @@ class Attention:
             config.rms_eps,
             config.norm_offset,
         )
-        y = self.ops.attention(q, kv[0], kv[1], meta, self.scale, self.window, config.attn_softcap)
-        return y.flatten(1)
+
+    def rotated_of_norm(
+        self,
+        x: torch.Tensor,
+        norm: Norm,
+        normed: torch.Tensor | None,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        kv: torch.Tensor,
+    ) -> torch.Tensor:
+        """`rotate` of the projections of the norm of x, which is ``normed`` where it is there."""
+        config = self.config
+        q = None
+        if normed is None and self.q_norm is None:
+            shape = (config.num_heads, config.num_kv_heads, config.head_dim)
+            rotation = Rotation(positions, slots, self.cos_sin, kv[0], kv[1], *shape)
+            q = self.qkv.rotated_of_norm(x, norm, rotation)
+        if q is None:
+            q = self.rotate(self.qkv.of_norm(x, norm, normed), positions, slots, kv)
+        return q
+
+    def attend(self, q: torch.Tensor, meta: AttentionMeta, kv: torch.Tensor) -> torch.Tensor:
+        """Rotated q [T, Hq, D] to [T, Hq D], before the last projection. All of the step's K and V
+        are in ``kv`` before any of it is read."""
+        cap = self.config.attn_softcap
+        return self.ops.attention(q, kv[0], kv[1], meta, self.scale, self.window, cap).flatten(1)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from ....kernels.ops import Activation, Norm, Ops
+from ....kernels.ops import Activation, Norm, Ops, Rotation
 
 
 class Linear(Protocol):
@@ -28,6 +28,13 @@ class Linear(Protocol):
         self, x: torch.Tensor, norm: Norm, normed: torch.Tensor | None = None
     ) -> torch.Tensor:
         """`apply` of the norm of x."""
+        ...
+
+    def rotated_of_norm(
+        self, x: torch.Tensor, norm: Norm, rotation: Rotation
+    ) -> torch.Tensor | None:
+        """Of q, k and v by `of_norm`: `Ops.rope_write`, where one kernel does both; else None, with
+        nothing done."""
         ...
 
     def gated_of_norm(
@@ -64,6 +71,13 @@ class PlainLinear:
     ) -> torch.Tensor:
         return self._ops.norm_linear(
             x, norm.weight, norm.eps, self.weight, self.bias, norm.offset, normed
+        )
+
+    def rotated_of_norm(
+        self, x: torch.Tensor, norm: Norm, rotation: Rotation
+    ) -> torch.Tensor | None:
+        return self._ops.norm_rotate(
+            x, norm.weight, norm.eps, self.weight, self.bias, norm.offset, rotation
         )
 
     def gated_of_norm(
@@ -118,6 +132,14 @@ class PackedLinear:
         if normed is None:
             normed = self._ops.rms_norm(x, norm.weight, norm.eps, norm.offset)
         return self.apply(normed)
+
+    def rotated_of_norm(
+        self,
+        x: torch.Tensor,
+        norm: Norm,
+        rotation: Rotation,  # noqa: ARG002 - nothing is done
+    ) -> torch.Tensor | None:
+        return None
 
     def gated_of_norm(
         self, x: torch.Tensor, norm: Norm, act: Activation, normed: torch.Tensor | None = None
