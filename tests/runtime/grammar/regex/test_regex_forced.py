@@ -4,15 +4,18 @@ whether they are appended at once or come one by one."""
 from __future__ import annotations
 
 import random
+import re
 import zlib
 
 import numpy as np
 import pytest
+from ramet.runtime.grammar.backend import Refused
 from ramet.runtime.grammar.forced import canonical_tokens
 from ramet.runtime.grammar.llguidance_backend import LLGuidanceBackend
 from ramet.runtime.grammar.outlines_backend import OutlinesBackend
 from ramet.runtime.grammar.spec import Spec
 from ramet.runtime.grammar.vocabulary import Vocabulary
+from ramet.runtime.protocol.errors import GrammarError
 
 BACKENDS = [OutlinesBackend(), LLGuidanceBackend()]
 
@@ -80,19 +83,44 @@ def test_forced_tokens_begin_the_models_own_tokens_of_every_text_that_may_come(
         grammar = backend.compile(Spec.of("regex", pattern), real)
         for _ in range(12):
             text = sample(grammar, real, rng, walks.allowed)
-            ids = real.encode(text)
-            matcher = grammar.matcher()
-            at = 0
-            while at < len(ids):
-                forced = matcher.forced_tokens([])
-                assert ids[at : at + len(forced)] == forced, (pattern, text)
-                forced_count += len(forced)
-                assert ids[at] in walks.allowed(matcher, real), (pattern, text)
-                for token in forced or ids[at : at + 1]:
-                    assert matcher.accept(token)
-                    at += 1
-            assert matcher.can_end()
+            forced_count += canonical_passes(grammar, real, text, walks.allowed)
     assert forced_count > 500
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+def test_random_regexes_with_a_real_vocabulary(backend, real, random_regexes, walks):
+    """What is generated matches, and its canonical tokens would have been let through."""
+    regexes, rng = random_regexes(21), random.Random(8)
+    texts = 0
+    for _ in range(60):
+        pattern = regexes.pattern()
+        try:
+            grammar = backend.compile(Spec.of("regex", pattern), real)
+        except (Refused, GrammarError):
+            continue
+        for _ in range(3):
+            text = sample(grammar, real, rng, walks.allowed)
+            assert re.fullmatch(pattern, text.decode()), (pattern, text)
+            canonical_passes(grammar, real, text, walks.allowed)
+            texts += 1
+    assert texts > 130
+
+
+def canonical_passes(grammar, vocabulary: Vocabulary, text: bytes, allowed) -> int:
+    """Checks that the model's own tokens of a match pass the masks; how many were forced."""
+    ids = vocabulary.encode(text)
+    matcher = grammar.matcher()
+    at = count = 0
+    while at < len(ids):
+        forced = matcher.forced_tokens([])
+        assert ids[at : at + len(forced)] == forced, text
+        count += len(forced)
+        assert ids[at] in allowed(matcher, vocabulary), text
+        for token in forced or ids[at : at + 1]:
+            assert matcher.accept(token)
+            at += 1
+    assert matcher.can_end()
+    return count
 
 
 def sample(grammar, vocabulary: Vocabulary, rng: random.Random, allowed) -> bytes:
