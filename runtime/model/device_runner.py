@@ -141,7 +141,7 @@ class DeviceRunner:
                 extend = CapturedExtend(parts, size)
                 extend.capture()
                 self._extends[size] = extend
-            if trees and not getattr(self._ops, "invariant", False):
+            if trees:
                 self._trees = make_tree_steps(self.config, self.dtype, sizes[-1], parts, stage)
                 self.sharing = self._trees.cost if self._trees else None
         self._decodes = dict(sorted(self._decodes.items()))
@@ -199,11 +199,8 @@ class DeviceRunner:
         count = len(batch.rows)
         if batch.num_decodes < count or batch.moves or batch.new_rows:
             return None
-        if batch.tree is not None and self._trees is not None:
-            step = self._trees.step_for(batch)
-            if step is not None:
-                return step
-        return next((g for s, g in self._decodes.items() if s >= count), None)
+        sharing = self._trees.step_for(batch) if self._trees else None
+        return sharing or next((g for s, g in self._decodes.items() if s >= count), None)
 
     def _captured_extend(self, batch: StepBatch) -> CapturedExtend | None:
         if batch.num_decodes or batch.prompt_logprobs:

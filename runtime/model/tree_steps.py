@@ -70,10 +70,10 @@ class TreeSteps:
             step.capture()
 
     def step_for(self, batch: StepBatch) -> TreeDecode | None:
-        """The step for a batch with a plan, its list in place; ``None`` if none holds it."""
-        plan = batch.tree
-        assert plan is not None
-        count = len(batch.rows)
+        """The step for a batch, its list in place; ``None`` without a plan, or if none holds it."""
+        plan, count = batch.tree, len(batch.rows)
+        if plan is None:
+            return None
         step = next((step for size, step in self._steps.items() if size >= count), None)
         if step is None or step.knows(plan):
             return step
@@ -97,7 +97,10 @@ def make_tree_steps(
     """Capture the steps; ``None`` for models in which sharing is not possible or of no use."""
     windows = [config.window(layer) for layer in range(config.num_layers)]
     wide = any(not window or window >= parts.tables.slots.shape[1] for window in windows)
-    if not wide or config.num_heads // config.num_kv_heads > MOST_GROUP or largest < 2:
+    group = config.num_heads // config.num_kv_heads
+    # Bits that do not depend on the batch cannot depend on who shares what.
+    invariant = getattr(parts.decoder.ops, "invariant", False)
+    if not wide or invariant or group > MOST_GROUP or largest < 2:
         return None
     steps = TreeSteps(config, dtype, largest, parts)
     stage("capturing decode steps that share")
