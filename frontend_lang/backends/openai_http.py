@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -38,9 +39,11 @@ class OpenAIClient:
         self._timeout = timeout
         self._max_retries = max_retries
         self._client: httpx.AsyncClient | None = None
+        self._pid = 0
 
     def _http(self) -> httpx.AsyncClient:
-        if self._client is None:
+        if self._client is None or self._pid != os.getpid():  # after a fork, it is the parent's
+            self._pid = os.getpid()
             import httpx
 
             headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}

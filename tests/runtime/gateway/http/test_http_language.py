@@ -117,12 +117,15 @@ async def test_a_forked_process_has_connections_of_its_own(backends, site):
     def forked() -> str:
         if (child := os.fork()) == 0:
             try:
+                os.close(read)
                 model = backends[0].server_info()["model"]
                 os.write(write, f"{model} {ask.run(backend=backends[0])['x']}".encode())
+            except BaseException as error:
+                os.write(write, repr(error).encode()[:500])
             finally:
                 os._exit(0)
         os.close(write)
-        text = os.read(read, 100).decode()
+        text = os.read(read, 1000).decode()
         os.waitpid(child, 0)
         return text
 
