@@ -12,6 +12,7 @@ import os
 
 os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
 
+import numpy as np
 import torch
 from ramet.kernels import (
     activation,
@@ -25,8 +26,9 @@ from ramet.kernels import (
     sampling,
     small_batch,
 )
-from ramet.kernels.attention import decode, extend, merge
+from ramet.kernels.attention import decode, extend, merge, tree
 from ramet.kernels.attention.meta import AttentionMeta
+from ramet.kernels.attention.worklist import make_list
 from ramet.kernels.ops import Norm, Rotation
 from ramet.kernels.reference.sampling import PROMPT_BIT
 
@@ -123,6 +125,30 @@ def attention() -> None:
     merge.merge(parts, randn(5, 3, 6, dtype=torch.float32), pdl=True)
 
 
+def trees() -> None:
+    """Two levels of shared keys, ragged tails, and rows that pad the step."""
+    tails = np.array([170, 200, 200, 170, 170], np.int32)
+    kv_lens = tails + np.array([1, 37, 130, 300, 5], np.int32)
+    places = [np.arange(512) + (np.arange(512) >= tail) * 512 * i for i, tail in enumerate(tails)]
+    table = torch.tensor(np.array(places), dtype=I32, device=DEVICE)
+    lens = ints(*kv_lens.tolist(), 1, 1)
+    lists = np.array([0, 170]), np.array([170, 200]), np.array([0, 5, 7]), np.arange(7) % 5 + 0
+    lists[3][5:] = 1, 2
+    for dim in (64, 80, 96, 128, 256):
+        for heads, kv_heads in ((4, 4), (6, 2), (40, 2)):
+            for kv_dtype in (BF16, torch.float8_e4m3fn):
+                k, v = (randn(512 * 6, kv_heads, dim, dtype=kv_dtype) for _ in range(2))
+                shape = tree.shape_for(heads, kv_heads, dim, BF16, 7, DEVICE)
+                work = tree.work_for(shape, dim, DEVICE)
+                rows_ = np.arange(5, dtype=np.int32)
+                made = make_list(rows_, kv_lens, *lists, tails, shape)
+                assert made is not None
+                work.fill(made)
+                q = randn(7, heads, dim)
+                for options in ({}, {"softcap": 5.0}, {"sinks": randn(heads)}):
+                    tree.tree_decode(q, k, v, table, lens, work, 0.1, pdl=True, **options)
+
+
 def choosing() -> None:
     for count, vocabulary in ((1, 1000), (5, 8200), (70, 333)):
         x = randn(count, vocabulary, dtype=torch.float32)
@@ -143,7 +169,7 @@ def choosing() -> None:
 
 
 def main() -> None:
-    for part in (linears, elementwise, attention, choosing):
+    for part in (linears, elementwise, attention, trees, choosing):
         part()
         torch.cuda.synchronize()
         print(part.__name__, flush=True)
