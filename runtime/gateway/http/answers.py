@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
@@ -69,22 +70,37 @@ class Events(Response):
         del self.headers["content-length"]
         self._events = events
         self._last = last
+        self._sending: float | None = None
+        """Since when the client has been given something that it does not take."""
 
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
         task = asyncio.ensure_future(self._send_all(send))
         gone = asyncio.ensure_future(_gone(receive))
+        patience = asyncio.ensure_future(self._watch(task))
         try:
             await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
             if task.done() and not task.cancelled() and task.exception() is not None:
                 log.info("a stream broke off: %r", task.exception())
         finally:
-            await _end(task, gone)
+            await _end(task, gone, patience)
             await self._events.aclose()
+
+    async def _watch(self, task: asyncio.Future[None]) -> None:
+        """One timer a stream: one for each event would cost as much as the event."""
+        while True:
+            since = self._sending
+            now = time.monotonic()
+            if since is not None and now - since >= SEND_S:
+                log.info("a stream broke off: its client took nothing for %g s", SEND_S)
+                task.cancel()
+                return
+            await asyncio.sleep(SEND_S if since is None else since + SEND_S - now)
 
     async def _send_all(self, really_send: Send) -> None:
         async def send(message: Message) -> None:
-            async with asyncio.timeout(SEND_S):
-                await really_send(message)
+            self._sending = time.monotonic()
+            await really_send(message)
+            self._sending = None
 
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
@@ -94,7 +110,7 @@ class Events(Response):
         except (HttpError, RametError) as error:
             tail = event(HttpError.of(error).body)
             await send({"type": "http.response.body", "body": tail, "more_body": True})
-        except OSError:  # a timeout too: nobody is there to be told
+        except OSError:  # nobody is there to be told
             raise
         except Exception as error:
             log.exception("a stream broke")
