@@ -117,13 +117,6 @@ class ByteAutomaton:
             __no_validation__=True,
         )
 
-    def wide_states(self) -> int:
-        """States in which most bytes of ASCII may come, so that most tokens may: free text."""
-        width = np.bincount(
-            np.frombuffer(self.classes, np.uint8)[32:127], minlength=self.table.shape[1]
-        )
-        return int((((self.table != DEAD) @ width) >= 48).sum())
-
     def pack(self) -> bytes:
         """As bytes, for another process."""
         form = _Packed(self.classes, self.table.tobytes(), self.finals.tobytes())

@@ -49,7 +49,7 @@ class OutlinesGrammar:
         self.automaton = ByteAutomaton.unpack(form.automaton)
         self.vocabulary = vocabulary
         self._made = form.rows
-        self._fixed_bytes = len(form.index) * 2 + sum(map(len, form.rows.values()))
+        self._fixed_bytes = len(form.index) * 3 + sum(map(len, form.rows.values()))
         self._rows: OrderedDict[int, _State] = OrderedDict()
         self._kept = max(MAX_ROW_BYTES // (vocabulary.words * 4), 16)
         self._plans: OrderedDict[tuple[int, tuple[int, ...]], tuple[int, ...]] = OrderedDict()

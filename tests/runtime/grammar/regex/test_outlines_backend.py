@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from ramet.runtime.grammar import outlines_backend, outlines_matcher
 from ramet.runtime.grammar.backend import Refused
+from ramet.runtime.grammar.index_size import expected_ways
 from ramet.runtime.grammar.outlines_backend import OutlinesBackend
 from ramet.runtime.grammar.spec import Spec
 from ramet.runtime.grammar.vocabulary import Vocabulary
@@ -174,8 +175,8 @@ def test_what_crosses_from_the_worker_is_the_same_grammar(real, walks):
     [
         (r"[a-z]{3000}", "characters when written out"),
         (r"[ab]*a[ab]{20}", "states"),
-        (r"\w{0,60}", "states"),
-        (r"[^\n]{0,400}", "states|8 MB"),
+        (r"\w{0,60}", "states|long"),
+        (r"[^\n]{0,400}", "states|long|8 MB"),
         (r"[^\n]{0,40}", "8 MB"),
     ],
 )
@@ -183,6 +184,17 @@ def test_what_is_large_is_left_to_another_backend(pattern, reason, real):
     backend, spec = OutlinesBackend(), Spec.of("regex", pattern)
     with pytest.raises(Refused, match=reason):
         backend.try_in_worker(spec, real)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["[a-z]{40}", r'"[^"\n]*"', ".{0,9}", r'"[\w\d\s]*"', '\\{"a": "[a-z ]{0,10}"\\}', r"\w+ \w+"],
+)
+def test_the_size_of_an_index_is_foreseen(pattern, real):
+    grammar = OutlinesBackend().compile(Spec.of("regex", pattern), real)
+    index = grammar.index.__reduce__()[1][0]
+    expected = 6 * expected_ways(grammar.automaton, real)
+    assert expected / 2 < len(index) < expected * 2
 
 
 def test_an_index_over_the_limit_is_refused_although_it_was_built(letters, monkeypatch):
