@@ -27,6 +27,7 @@ class HeldProgram:
 
     def __init__(self, state: HttpState, live: Live, rid: str, form: ProgramForm) -> None:
         self.rid = rid
+        self.model = live.model
         self.closed = False
         self.lease = form.lease or LEASE_S
         self.reading = False
@@ -67,24 +68,28 @@ class HeldProgram:
         """Whoever reads gets a `Done` that says so."""
         self._running.cancel(why)
 
-    async def batches(self) -> AsyncGenerator[list[Event], None]:
-        """Events as they come, the last of all a `Done`. For one reader at a time."""
-        assert not self.reading
+    def claim(self) -> None:
+        """Be its one reader, until `release`. Raises `HttpError` when somebody is already."""
+        if self.reading:
+            raise bad(f"the events of program {self.rid!r} are being read already", "id")
         self.reading = True
-        try:
-            while True:
-                events = self._running.take_events()
-                if events:
-                    yield events
-                    if isinstance(events[-1], Done):
-                        self._forget()
-                        return
-                    continue
-                await self._news.wait()
-                self._news.clear()
-        finally:
-            self.reading = False
-            self.renew()
+
+    def release(self) -> None:
+        self.reading = False
+        self.renew()
+
+    async def batches(self) -> AsyncGenerator[list[Event], None]:
+        """Events as they come, the last of all a `Done`. For whoever has claimed it."""
+        while True:
+            events = self._running.take_events()
+            if events:
+                yield events
+                if isinstance(events[-1], Done):
+                    self._forget()
+                    return
+                continue
+            await self._news.wait()
+            self._news.clear()
 
     async def all(self) -> list[Event]:
         """All events, once the program has ended."""

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from ...program.events import Done, Event, Failed, Value
 from ...program.instructions import ROOT
 from .answers import Events, event, json_answer, while_connected
-from .errors import RETRY_AFTER, HttpError, bad, cut
+from .errors import RETRY_AFTER, HttpError, cut
 from .held_program import HeldProgram
 from .opening import opened
 from .program_forms import AppendForm, ProgramForm
@@ -41,7 +41,7 @@ async def open_program(state: HttpState, request: Request) -> Response:
         return await _streamed(request, held, owned=True)
     if not held.closed:
         return json_answer(_shown(held))
-    return await _whole(request, held, live.model)
+    return await _whole(request, held)
 
 
 async def append(state: HttpState, request: Request) -> Response:
@@ -54,16 +54,13 @@ async def append(state: HttpState, request: Request) -> Response:
         return json_answer(_shown(held))
     if form.stream:
         return await _streamed(request, held, owned=True)
-    return await _whole(request, held, state.need().model)
+    return await _whole(request, held)
 
 
 async def events(state: HttpState, request: Request) -> Response:
     """The events of a program from where the last reader left off. One who goes away does not
     end the program: its lease does."""
-    held = _found(state, request)
-    if held.reading:
-        raise bad(f"the events of program {held.rid!r} are being read already", "id")
-    return await _streamed(request, held, owned=False)
+    return await _streamed(request, _found(state, request), owned=False)
 
 
 async def show(state: HttpState, request: Request) -> Response:
@@ -99,25 +96,29 @@ async def _streamed(request: Request, held: HeldProgram, owned: bool) -> Respons
 
 async def _told(held: HeldProgram, owned: bool) -> AsyncGenerator[bytes, None]:
     """``owned``: when nobody reads this any more, the program ends."""
+    held.claim()
     try:
         async with contextlib.aclosing(held.batches()) as batches:
             yield event({"type": "opened", **_shown(held)})
             async for batch in batches:
                 yield b"".join(map(event, batch))
     finally:
+        held.release()
         if owned:
             await held.end()
 
 
-async def _whole(request: Request, held: HeldProgram, model: str) -> Response:
+async def _whole(request: Request, held: HeldProgram) -> Response:
+    held.claim()
     try:
         found = await while_connected(request, held.all())
     finally:
+        held.release()
         await held.end()
-    return json_answer(_result(held, found, model), headers={"X-Request-Id": held.rid})
+    return json_answer(_result(held, found), headers={"X-Request-Id": held.rid})
 
 
-def _result(held: HeldProgram, found: list[Event], model: str) -> dict[str, Any]:
+def _result(held: HeldProgram, found: list[Event]) -> dict[str, Any]:
     """Raises `HttpError` for what ended the whole program, and for a program that failed before
     it had a single value."""
     values: dict[str, Any] = {}
@@ -136,7 +137,7 @@ def _result(held: HeldProgram, found: list[Event], model: str) -> dict[str, Any]
     return {
         "id": held.rid,
         "object": "program",
-        "model": model,
+        "model": held.model,
         "status": "completed" if error is None else "failed",
         "error": None if error is None else HttpError.of(error.exception()).body["error"],
         "values": values,

@@ -183,6 +183,25 @@ async def test_a_reader_may_come_later_and_come_again(site):
     await site.idle()
 
 
+async def test_two_readers_at_once_are_one_reader(site):
+    """However they come together, one reads and the others are told; the program goes on."""
+    site.engine.idle = True
+    site.engine.next_token = lambda tokens: 97
+    for _ in range(5):
+        name = (await site.post(PATH, program=ENDLESS, closed=False)).json()["id"]
+        closing = [
+            asyncio.create_task(site.post(f"{PATH}/{name}/append", closed=True)) for _ in range(6)
+        ]
+        await site.world.settle(lambda name=name: site.state.find(name).reading)
+        site.engine.idle = False
+        replies = [(await task) for task in closing]
+        site.engine.idle = True
+        assert {reply.status_code for reply in replies} == {200}
+        results = [reply.json() for reply in replies if "values" in reply.json()]
+        assert [result["values"]["x"] for result in results] == ["a" * 400]
+    await site.idle()
+
+
 async def test_a_lease_that_runs_out_ends_the_program(site):
     site.engine.next_token = lambda tokens: 97
     site.engine.idle = True
