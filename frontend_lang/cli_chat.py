@@ -25,7 +25,7 @@ def chat(
         int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")
     ] = None,
     backend: Annotated[
-        str | None, typer.Option("--backend", metavar="URL", help="Chat with tcp://… instead.")
+        str | None, typer.Option("--backend", metavar="URL", help="Chat at tcp://… or http://….")
     ] = None,
     api_key: Annotated[
         str | None, typer.Option("--api-key", help="Key for --backend.", envvar="RAMET_API_KEY")

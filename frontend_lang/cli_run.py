@@ -36,7 +36,7 @@ def run(
     ] = None,
     backend: Annotated[
         str | None,
-        typer.Option("--backend", metavar="URL", help="Run at tcp://… or http://…/v1 instead."),
+        typer.Option("--backend", metavar="URL", help="Run at tcp://… or http://… instead."),
     ] = None,
     api_key: Annotated[
         str | None, typer.Option("--api-key", help="Key for --backend.", envvar="RAMET_API_KEY")
