@@ -2,9 +2,9 @@ r"""Regexes and choices, checked and read into a tree before anything is queued.
 
 The dialect is that of Python's ``re`` on ``str``, of the whole text (``fullmatch``): ``\d``, ``\w``
 and ``\s`` are those of Unicode ((?a) makes them ASCII's), ``.`` is anything but a newline ((?s) any
-character), lazy quantifiers mean the same as greedy ones. Beyond it ``\p{…}`` of general
-categories, ``\x{…}``, ``\u{…}``, ``(?<name>…)`` and ``\z`` are read. All backends are given the
-same spelled-out pattern, so they cannot differ. What has no automaton is refused by name and place.
+character), lazy quantifiers mean the same as greedy ones. Beyond it ``\p{…}`` of categories and
+scripts, ``\x{…}``, ``\u{…}``, ``(?<name>…)`` and ``\z`` are read. All backends are given the same
+spelled-out pattern, so they cannot differ. What has no automaton is refused by name and place.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from ..protocol.errors import GrammarError
 from .charset import LAST, Ranges, complement, unicode_property
+from .unicode_scripts import library_class
 
 _FIRST_STAND_IN = 0x10F000
 _PROPERTY = re.compile(r"[pP](?:\{(\^?)([^{}]*)\}|([A-Z]))")
@@ -108,9 +109,14 @@ def _group(source: Source, pattern: str, at: int) -> tuple[str, int]:
     return "(", at + 1
 
 
+def _property(name: str) -> Ranges | None:
+    ranges = unicode_property(name)
+    return library_class(name) if ranges is None else ranges
+
+
 @lru_cache(maxsize=256)
 def _wanted(name: str, negated: bool) -> Ranges:
-    ranges = unicode_property(name) or ()
+    ranges = _property(name) or ()
     return complement(ranges) if negated else ranges
 
 
@@ -119,9 +125,9 @@ def _escape(source: Source, pattern: str, at: int, inside: bool) -> tuple[str, i
     letter = pattern[at + 1 : at + 2]
     if match := _PROPERTY.match(pattern, at + 1):
         negated, name = match[1] == "^", match[2] or match[3] or ""
-        if unicode_property(name) is None:
+        if _property(name) is None:
             raise GrammarError(
-                f"{pattern[at : match.end()]} is no general category of Unicode",
+                f"{pattern[at : match.end()][:60]} is no class of Unicode",
                 where=f"character {at}",
             )
         return source.stand_in(_wanted(name, (letter == "P") != negated)), match.end()

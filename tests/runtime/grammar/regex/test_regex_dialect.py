@@ -9,6 +9,7 @@ import time
 import unicodedata
 
 import pytest
+from ramet.runtime.grammar import unicode_scripts
 from ramet.runtime.grammar.automaton import build
 from ramet.runtime.grammar.charset import (
     ANY,
@@ -58,7 +59,9 @@ def matches(pattern: str, text: str) -> bool:
         (r"x*{2}", "multiple repeat", 2),
         (r"[z-a]", "bad character range", 1),
         (r"[[:alpha:]]", "POSIX", 1),
-        (r"a\p{Greeky}", "general category", 1),
+        (r"a\p{Greeky}", "no class of Unicode", 1),
+        (r"a\p{L)|(?:L}", "no class of Unicode", 1),
+        (r"[\p{Greek=Latin}]", "no class of Unicode", 1),
         (r"\x{110000}", "no character", 0),
         (r"ab[^\s\S]cd", "no text can match", 2),
         (r"[^\w\W]|a[^\d\D]", "no text can match", 0),
@@ -123,6 +126,10 @@ def test_what_would_take_long_to_read_is_refused_soon(pattern):
         (r"[\p{Ll}_-]+", ["é_-"], ["É"]),
         (r"[^\p{L}]", ["1", "-"], ["a", "é"]),
         (r"\p{Letter}\p{^Letter}", ["a1"], ["ab"]),
+        (r"\p{Greek}+\P{Greek}", ["αβγa", "Ωж"], ["αβγ", "a"]),
+        (r"[\p{Han}\p{Hiragana}]+", ["日本の", "𠀀"], ["日a", "カ"]),
+        (r"\p{Script=Cyrillic}\p{scx=Cyrl}", ["жж"], ["zж"]),
+        (r"\p{White Space}\p{Alphabetic}\p{Emoji_Presentation}", [" é😀"], ["é é", " éa"]),
         (r"\u{1F600}\x{e9}\x41", ["😀éA"], ["😀eA"]),
         (r"(?<year>[0-9]{4})\z", ["1984"], ["84"]),
         (r"^(a|b)$|^c$", ["a", "b", "c"], ["ac", "a\n"]),
@@ -174,6 +181,18 @@ def test_shortcuts_over_all_of_unicode_leave_nothing_out():
         ranges = names.get(unicodedata.category(chr(point)))
         if point % 13 == 0 or point & 0xFFFF > 0xFFF0:
             assert ranges is None or contains(ranges, point), hex(point)
+
+
+def test_scripts_are_found_whole():
+    han = unicode_scripts.library_class("Han") or ()
+    for first, last in ((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0xF900, 0xFA6D)):
+        assert all(contains(han, point) for point in range(first, last + 1))
+    assert not any(contains(han, ord(c)) for c in "aあア가、。")
+    letters = unicode_scripts.library_class("Alphabetic") or ()
+    known = [p for p in range(0x20000) if chr(p).isalpha()]
+    assert [hex(p) for p in known if not contains(letters, p)] == []
+    assert unicode_scripts.library_class("ASCII_Hex_Digit") == ((48, 57), (65, 70), (97, 102))
+    assert unicode_scripts.library_class("x" * 90) is None
 
 
 def test_case_is_folded_as_python_does():
