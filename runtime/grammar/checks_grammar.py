@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 from ..protocol.errors import GrammarError
@@ -11,8 +11,8 @@ from .gbnf import Alt, Expr, Ref, Rep, Rules, Seq, parse_gbnf
 from .regex_tree import NOTHING
 
 ROOT = "root"
-_LARK = re.compile(r"(?m)^\s*(%llguidance\b|[?!]?start\b[^:\n]*:(?!:=))")
-_GBNF = re.compile(r"(?m)^\s*[A-Za-z0-9_-]+\s*::=")
+_LARK = re.compile(r"(?m)^[ \t]*(%llguidance\b|[?!]?start\b[^:\n]*:(?!:=))")
+_GBNF = re.compile(r"(?m)^[ \t]*[A-Za-z0-9_-]+[ \t]*::=")
 
 
 def is_lark(text: str) -> bool:
@@ -64,12 +64,23 @@ def _used(rules: Rules) -> Rules:
 
 
 def _productive(rules: Rules) -> set[str]:
+    return settle(rules, lambda name, found: _ends(rules[name], found))
+
+
+def settle(rules: Rules, holds: Callable[[str, set[str]], bool]) -> set[str]:
+    """The rules of which something holds, given those of which it is known to hold already: asked
+    until nothing changes, a rule again only when one it refers to has been found."""
+    users: dict[str, list[str]] = {}
+    for name, expr in rules.items():
+        for other in set(refs(expr)):
+            users.setdefault(other, []).append(name)
     found: set[str] = set()
-    grew = True
-    while grew:
-        new = {n for n, expr in rules.items() if n not in found and _ends(expr, found)}
-        found |= new
-        grew = bool(new)
+    todo = list(rules)
+    while todo:
+        name = todo.pop()
+        if name not in found and holds(name, found):
+            found.add(name)
+            todo += users.get(name, ())
     return found
 
 

@@ -11,7 +11,6 @@ from ..protocol.errors import GrammarError
 from .schema_document import IN_PLACE, LISTS, MAPS, ONE, Document, Node, children, pointer
 
 MAX_DEPTH = 100
-MAX_SUBSCHEMAS = 30_000
 _DIGITS = 300
 
 TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
@@ -59,10 +58,6 @@ def check_document(document: Document) -> None:
     """Shapes of all keywords, references, loops. Raises `GrammarError`."""
     if document.root.schema is False:
         raise GrammarError("no value can match the schema: it is false", where="#")
-    if len(document.nodes) > MAX_SUBSCHEMAS:
-        raise GrammarError(
-            f"the schema has {len(document.nodes)} subschemas; {MAX_SUBSCHEMAS} are the most"
-        )
     for node in list(document.nodes.values()):
         _check_shapes(node)
     reachable = document.reachable()

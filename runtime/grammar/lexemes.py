@@ -13,7 +13,7 @@ from functools import cached_property
 
 from ..protocol.errors import GrammarError
 from .automaton import DEAD, ByteAutomaton, TooLarge, build
-from .checks_grammar import ROOT, refs
+from .checks_grammar import ROOT, refs, settle
 from .gbnf import Alt, Expr, Ref, Rep, Rules, Seq
 from .regex_tree import (
     NOTHING,
@@ -53,18 +53,19 @@ def regular_rules(rules: Rules) -> dict[str, Tree]:
     """The rules that never lead back to themselves, as trees. Raises `GrammarError` for ones that
     are too large when written out."""
     trees: dict[str, Tree] = {}
-    grew = True
-    while grew:
-        grew = False
-        for name, expr in rules.items():
-            if name not in trees and all(other in trees for other in refs(expr)):
-                trees[name] = tree_of(expr, trees)
-                if trees[name].size > MAX_SIZE:
-                    raise GrammarError(
-                        f"the grammar is too large: over {MAX_SIZE} characters written out",
-                        where=f"rule {name[:60]}",
-                    )
-                grew = True
+
+    def regular(name: str, _: set[str]) -> bool:
+        if not all(other in trees for other in refs(rules[name])):
+            return False
+        trees[name] = tree_of(rules[name], trees)
+        if trees[name].size > MAX_SIZE:
+            raise GrammarError(
+                f"the grammar is too large: over {MAX_SIZE} characters written out",
+                where=f"rule {name[:60]}",
+            )
+        return True
+
+    settle(rules, regular)
     return trees
 
 

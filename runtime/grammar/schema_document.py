@@ -28,6 +28,9 @@ MAPS = frozenset(
 )
 SHELVES = frozenset(("$defs", "definitions"))
 """What only references lead to."""
+MAX_SUBSCHEMAS = 30_000
+MAX_WORK = 50_000
+"""Steps of `Document.afford`: under a second."""
 IN_PLACE = ("allOf", "anyOf", "oneOf")
 
 
@@ -80,6 +83,8 @@ class Document:
     def __init__(self, schema: Schema) -> None:
         self.root = Node("#", schema, "")
         self.nodes: dict[int, Node] = {}
+        self._targets: dict[int, Node | None] = {}
+        self._work = 0
         self._places: dict[str, Node] = {"": self.root}
         self._walk(self.root)
 
@@ -90,6 +95,8 @@ class Document:
             if node.key in self.nodes or not isinstance(node.schema, dict):
                 continue
             self.nodes[node.key] = node
+            if len(self.nodes) > MAX_SUBSCHEMAS:
+                raise GrammarError(f"the schema has over {MAX_SUBSCHEMAS} subschemas")
             base = _base(node)
             if isinstance(node.schema.get("$id"), str):
                 self._places.setdefault(base, node)
@@ -98,14 +105,24 @@ class Document:
                     self._places.setdefault(f"{base}#{name}", node)
             stack += [child for _, child in children(node)]
 
-    def target(self, node: Node, keyword: str = "$ref") -> Node | None:
-        """What a node's reference leads to; None if it has none. Raises `GrammarError`."""
-        if not isinstance(node.schema, dict):
+    def afford(self, work: int = 1) -> bool:
+        """Whether so much more may be done on what is only worth a try; counts it."""
+        self._work += work
+        return self._work <= MAX_WORK
+
+    def target(self, node: Node) -> Node | None:
+        """What a node's ``$ref`` leads to; None if it has none. Raises `GrammarError`."""
+        if not isinstance(node.schema, dict) or "$ref" not in node.schema:
             return None
-        reference = node.schema.get(keyword)
+        if node.key not in self._targets:
+            self._targets[node.key] = self._find(node, node.schema)
+        return self._targets[node.key]
+
+    def _find(self, node: Node, schema: dict[str, Any]) -> Node | None:
+        reference = schema["$ref"]
         if not isinstance(reference, str):
             return None
-        where = pointer(node.path, keyword)
+        where = pointer(node.path, "$ref")
         document, fragment = urldefrag(urljoin(_base(node), reference))
         if reference.startswith("#"):  # urljoin cannot with every kind of base
             document, fragment = _base(node), reference[1:]

@@ -13,6 +13,8 @@ _DEPTH = 6
 def exclude(document: Document, a: Node, b: Node, depth: int = 0) -> bool:
     """True only where it is certain."""
     first, second = _parts(document, a), _parts(document, b)
+    if not document.afford(len(first) * len(second)):
+        return False
     if not _kinds(first) & _kinds(second):
         return True
     values, others = _values(first), _values(second)

@@ -21,6 +21,7 @@ from .schema_exclusion import exclude, same
 from .schema_negation import negate
 from .schema_values import barren
 
+_MOST_CHARACTERS = 4_000_000
 _MOST_DEPENDENCIES = 6
 _MOST_ALTERNATIVES = 12
 _SHORT = frozenset(("required", "not", "title", "description"))
@@ -46,6 +47,8 @@ def lower_schema(text: str) -> str:
     for node in dead.values():
         if isinstance(node.schema, dict):
             _also(node.schema, False)
+    if _size(schema) > _MOST_CHARACTERS:
+        raise GrammarError("the schema is too complex: its alternatives are too many")
     return json.dumps(schema, ensure_ascii=False)
 
 
@@ -79,6 +82,22 @@ def _lower(document: Document, node: Node, schema: dict[str, Any]) -> None:
     _lower_if(document, node, schema)
     _lower_one_of(document, node, schema)
     _lower_names(schema)
+
+
+def _size(value: Any) -> int:
+    """About how many characters it is as JSON, however often a part is in it."""
+    sizes: dict[int, int] = {}
+
+    def size(part: Any) -> int:
+        if not isinstance(part, (dict, list)):
+            return len(part) + 2 if isinstance(part, str) else 8
+        if id(part) not in sizes:
+            inner = part.values() if isinstance(part, dict) else part
+            names = sum(len(name) + 4 for name in part) if isinstance(part, dict) else len(part)
+            sizes[id(part)] = 2 + names + sum(map(size, inner))
+        return sizes[id(part)]
+
+    return size(value)
 
 
 def _also(schema: dict[str, Any], other: Schema) -> None:

@@ -19,11 +19,12 @@ _MOST = 16
 
 
 def negate(document: Document, node: Node, depth: int = 0) -> Schema | None:
-    """A schema that just what this one refuses matches; None if it cannot be said."""
+    """A schema that just what this one refuses matches; None if it cannot be said,
+    or not in short."""
     schema = node.schema
     if isinstance(schema, bool):
         return not schema
-    if depth > _DEPTH:
+    if depth > _DEPTH or not document.afford(len(schema)):
         return None
     options: list[Schema] = []
     for keyword, value in schema.items():

@@ -5,21 +5,35 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from .schema_document import Document, Node
+from ..protocol.errors import GrammarError
+from .schema_document import Document, Node, children
+
+MAX_WORK = 1_000_000
 
 
 def barren(document: Document) -> dict[int, Node]:
     """The reachable subschemas, by identity, that no finite value matches as far as their nesting
     shows (bounds and patterns are not looked at)."""
     nodes = {node.key: node for node in document.reachable()}
+    users: dict[int, list[int]] = {}
+    for key, node in nodes.items():
+        target = document.target(node)
+        for part in [child for _, child in children(node)] + ([target] if target else []):
+            users.setdefault(part.key, []).append(key)
     fertile: set[int] = set()
-    grew = True
-    while grew:
-        grew = False
-        for key, node in nodes.items():
-            if key not in fertile and _fertile(document, node, fertile):
-                fertile.add(key)
-                grew = True
+    todo = list(nodes)  # taken from the end: what is deep inside comes first
+    work = 0
+    while todo:
+        key = todo.pop()
+        if key in fertile or key not in nodes:
+            continue
+        schema = nodes[key].schema
+        work += len(schema) + 1 if isinstance(schema, dict) else 1
+        if work > MAX_WORK:
+            raise GrammarError("the schema is too complex: its references are too tangled")
+        if _fertile(document, nodes[key], fertile):
+            fertile.add(key)
+            todo += users.get(key, ())
     return {key: node for key, node in nodes.items() if key not in fertile}
 
 

@@ -88,7 +88,7 @@ def test_what_is_no_json_or_no_schema(text):
 
 
 def test_size_and_nesting_are_bounded():
-    assert "characters" in _error(json.dumps({"title": "x" * MAX_CHARACTERS})).message
+    assert "characters" in _error(json.dumps({"title": "x" * MAX_CHARACTERS["json_schema"]})).message
     deep: object = True
     for _ in range(200):
         deep = {"allOf": [deep]}
