@@ -12,13 +12,13 @@ from starlette.responses import Response
 
 from ....protocol.errors import RametError
 from ..answers import Events, json_answer, while_connected
-from ..asked import ask
+from ..asked import Asked, ask
 from ..errors import HttpError, bad, cut
 from ..opening import opened, sampling_of
 from ..reading import read_form
 from ..run import Run
 from ..shapes import new_id
-from ..state import HttpState
+from ..state import HttpState, Live
 from .answer import Answer, Body, head_of
 from .form import ResponseForm
 from .items import items_of, messages_of
@@ -35,15 +35,8 @@ async def create(state: HttpState, request: Request) -> Response:
     form = await read_form(request, ResponseForm, state.limits.body_bytes)
     live = state.need_model(form.model)
     form.check()
-    items = [*_before(state, form), *items_of(form.input)]
     sampling = sampling_of(live, form)
-    asked = await ask(
-        live,
-        messages_of(form.instructions, items),
-        offer=form.offer,
-        constraint=form.constraint,
-        variables=form.template_variables,
-    )
+    items, asked = await _ask(state, live, form)
     rid = "resp_" + new_id("resp", request, form.request_id).removeprefix("resp-")
     if state.responses.get(rid) is not None:
         raise bad(f"there is a response {cut(rid)!r} already", "request_id")
@@ -64,6 +57,30 @@ async def create(state: HttpState, request: Request) -> Response:
         return json_answer(body, headers=headers)
     (result,) = await while_connected(request, run.whole())
     return json_answer(answer.whole(result, state.now()), headers=headers)
+
+
+async def count(state: HttpState, request: Request) -> Response:
+    """How many tokens the prompt of such a response would have."""
+    form = await read_form(request, ResponseForm, state.limits.body_bytes)
+    live = state.need_model(form.model)
+    form.check()
+    _, asked = await _ask(state, live, form)
+    return json_answer({"object": "response.input_tokens", "input_tokens": len(asked.ids)})
+
+
+async def _ask(
+    state: HttpState, live: Live, form: ResponseForm
+) -> tuple[list[dict[str, Any]], Asked]:
+    """The items of the conversation, and what they ask of the model."""
+    items = [*_before(state, form), *items_of(form.input)]
+    asked = await ask(
+        live,
+        messages_of(form.instructions, items),
+        offer=form.offer,
+        constraint=form.constraint,
+        variables=form.template_variables,
+    )
+    return items, asked
 
 
 async def _in_background(state: HttpState, run: Run, answer: Answer) -> None:

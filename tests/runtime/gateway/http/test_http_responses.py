@@ -131,6 +131,17 @@ async def test_a_conversation_goes_on(site):
     assert [item.role for item in listed.data] == ["user", "assistant"] * 2 + ["user"]
 
 
+async def test_the_prompt_can_be_counted(site):
+    site.engine.says("h")
+    made = await site.openai.responses.create(**ASKED, instructions="s")
+    asked = {"model": "fake", "input": "more", "previous_response_id": made.id}
+    counted = await site.openai.responses.input_tokens.count(**asked)
+    again = await site.openai.responses.create(**asked)
+    assert counted.input_tokens == again.usage.input_tokens > made.usage.input_tokens
+    with pytest.raises(openai.BadRequestError):
+        await site.openai.responses.input_tokens.count(model="fake", input=[])
+
+
 async def test_what_is_stored_can_be_read_and_forgotten(site):
     site.engine.says("h", "i")
     made = await site.openai.responses.create(**ASKED)
