@@ -96,4 +96,9 @@ def by_priority(ordered: Sequence[Request], now: float, ageing: float) -> Sequen
     level less, so that nobody waits for ever."""
     if all(request.level == ordered[0].level for request in ordered):
         return ordered
-    return sorted(ordered, key=lambda r: r.level - int((now - r.arrival) / ageing))
+    return sorted(ordered, key=lambda r: claim_of(r, now, ageing))
+
+
+def claim_of(request: Request, now: float, ageing: float) -> int:
+    """A request's level, less what it has waited."""
+    return request.level - int((now - request.arrival) / ageing)

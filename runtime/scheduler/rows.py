@@ -41,6 +41,7 @@ class Rows:
         self.top_logprobs = np.zeros(max_rows, np.int32)
         self.masked = np.zeros(max_rows, np.bool_)
         self.level = np.zeros(max_rows, np.int64)
+        self.claim = np.zeros(max_rows, np.int64)
         self.first_at = np.zeros(max_rows, np.float64)
         self._free = list(range(max_rows - 1, -1, -1))
         self.running = 0

@@ -11,17 +11,18 @@ import numpy as np
 from ..memory.kv_memory import KVMemory
 from ..memory.page_pool import SlotArray
 from ..memory.radix_tree import Node
-from ..protocol.errors import ContextLengthError, RametError
+from ..protocol.errors import RametError
 from .admission import Admission
 from .batch import IntArray, NewRow
 from .building import Planned, StepBuilder
 from .limits import Limits
-from .policies import POLICIES, aged_first, by_priority
+from .policies import POLICIES, aged_first, by_priority, claim_of
+from .preemption import Preemption
 from .request import Request
 from .rows import DECODE, EMPTY, PREFILL, Rows
 from .segments import SegmentFinder, SharingCost
 from .siblings import Siblings
-from .waiting import Waiting, check_fits, check_queue, classify
+from .waiting import Waiting, check_fits, check_queue, classify, memory_full
 
 SCRATCH = 0
 """A slot of the pool's first page, which nobody is given: what is written there is never read."""
@@ -65,6 +66,7 @@ class Scheduler:
         self._policy = POLICIES[policy]()
         self._admission = Admission(self.rows, memory.total, conservativeness)
         self._siblings = Siblings(self.rows, memory)
+        self._preemption = Preemption(self.rows, self.waiting, self._siblings, limits.classes)
         self._segments = SegmentFinder(self.rows, sharing) if sharing and memory.caching else None
         self._serial = 0
         self._new_rows: list[NewRow] = []
@@ -103,6 +105,8 @@ class Scheduler:
     def remove(self, request: Request, *, poisoned: bool = False) -> Node | None:
         """Take a request away, wherever it is. What it computed stays cached (unless it is
         ``poisoned``), up to the node returned (``None`` if it was not running)."""
+        if request is self._preemption.refused:
+            self._preemption.refused = None
         if request.row >= 0:
             return self._leave(request.row, poisoned=poisoned)
         (self.aside if request in self.aside else self.waiting).remove(request)
@@ -153,6 +157,7 @@ class Scheduler:
         ``drained``: every earlier step's samples are known. If they are not and a request must be
         retracted, raises `MustDrain` with nothing changed.
         """
+        self._make_way(drained)
         builder = StepBuilder(self.rows)
         if not self._prompts_alone():
             builder.add_decodes(*self._grow_decodes(drained))
@@ -172,6 +177,16 @@ class Scheduler:
             if self._segments is not None and batch.num_decodes == len(batch.rows):
                 batch.tree = self._segments.find(batch.rows, batch.kv_lens)
         return planned
+
+    def _make_way(self, drained: bool) -> None:
+        """Send a running request back where one waits that is far more urgent."""
+        row = self._preemption.victim()
+        if row is None:
+            return
+        if not drained:
+            raise MustDrain
+        self._preemption.refused = None  # it is asked again before another makes way
+        self._send_back(row)
 
     def _prompts_alone(self) -> bool:
         """Whether this step holds prompts without decodes: where such steps are captured, they take
@@ -229,13 +244,15 @@ class Scheduler:
         if left <= 0 or not self.waiting or not rows.has_room:
             return
         self._siblings.refresh()
-        room = self._room_of_classes()
+        self._preemption.refused = None
+        room = self._preemption.room()
         for request in self._ordered():
             if left <= 0 or not rows.has_room:
                 return
             if room.get(request.cls, 1) <= 0 or self._siblings.must_wait(request):
                 continue
             if not self._admit(request):
+                self._preemption.refused = request
                 return
             room[request.cls] = room.get(request.cls, sys.maxsize) - 1
             row = request.row
@@ -247,18 +264,6 @@ class Scheduler:
         ordered = self._policy.order(self.waiting, self.memory)
         ordered = aged_first(ordered, self.waiting, now, self.limits.ageing)
         return list(by_priority(ordered, now, self.limits.priority_ageing))
-
-    def _room_of_classes(self) -> dict[str, int]:
-        """How many more of each class may run, of classes that are bounded."""
-        bounds = {
-            name: cls.max_running
-            for name, cls in self.limits.classes.items()
-            if cls.max_running is not None
-        }
-        for request in self.running() if bounds else ():
-            if request.cls in bounds:
-                bounds[request.cls] -= 1
-        return bounds
 
     def _admit(self, request: Request) -> bool:
         """Give a waiting request a row and KV for its whole prompt, if it fits."""
@@ -284,6 +289,7 @@ class Scheduler:
         if request.cached_tokens < 0:
             request.cached_tokens = match.length
         row = self.rows.enter(request, np.concatenate((match.slots, slots)), match.length)
+        self.rows.claim[row] = claim_of(request, time.monotonic(), self.limits.priority_ageing)
         output = request.output.copy()
         self._new_rows.append(
             NewRow(
@@ -361,19 +367,15 @@ class Scheduler:
         if rows.running == 1:
             used = int(rows.computed[victim])
             self._leave(victim)
-            self.failed.append(
-                (
-                    request,
-                    ContextLengthError(
-                        f"KV memory of {self.memory.total} tokens is full at {used} tokens of this "
-                        "request alone; raise max_total_tokens or ask for fewer tokens",
-                        param="max_new_tokens",
-                    ),
-                )
-            )
+            self.failed.append((request, memory_full(self.memory.total, used)))
             return
-        self._leave(victim)
         self._admission.retracted()
+        self._send_back(victim)
+
+    def _send_back(self, row: int) -> None:
+        request = self.rows.requests[row]
+        assert request is not None
+        self._leave(row)
         request.retractions += 1
         self.num_retracted += 1
         request.overlaps.clear()

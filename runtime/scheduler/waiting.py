@@ -22,6 +22,12 @@ class Waiting(list[Request]):
         self.tokens = 0
         self.count_of: Counter[str] = Counter()
         self.tokens_of: Counter[str] = Counter()
+        self._levels: Counter[int] = Counter()
+
+    @property
+    def most_urgent(self) -> int:
+        """The lowest level of all that wait. Somebody does."""
+        return min(self._levels)
 
     def append(self, item: Request, /) -> None:
         super().append(item)
@@ -39,6 +45,9 @@ class Waiting(list[Request]):
         self.tokens += sign * request.prompt_len
         self.count_of[request.cls] += sign
         self.tokens_of[request.cls] += sign * request.prompt_len
+        self._levels[request.level] += sign
+        if not self._levels[request.level]:
+            del self._levels[request.level]
 
 
 def check_fits(request: Request, context_length: int, total: int) -> None:
@@ -64,6 +73,15 @@ def check_fits(request: Request, context_length: int, total: int) -> None:
             f"{context_length}",
             param="max_new_tokens",
         )
+
+
+def memory_full(total: int, used: int) -> ContextLengthError:
+    """Of a request that runs alone and cannot go on."""
+    return ContextLengthError(
+        f"KV memory of {total} tokens is full at {used} tokens of this request alone; raise "
+        "max_total_tokens or ask for fewer tokens",
+        param="max_new_tokens",
+    )
 
 
 def classify(request: Request, classes: Mapping[str, PriorityClass]) -> PriorityClass:

@@ -12,6 +12,7 @@ from ramet.runtime.protocol.errors import BadInputError, ContextLengthError, Que
 from ramet.runtime.protocol.messages import EngineSampling
 from ramet.runtime.scheduler.classes import CLASSES, PriorityClass, parse_classes
 from ramet.runtime.scheduler.policies import by_priority
+from ramet.runtime.scheduler.preemption import Preemption
 from ramet.runtime.scheduler.request import Request
 from ramet.runtime.scheduler.waiting import Waiting
 
@@ -23,8 +24,11 @@ def make(rid, prompt=(1, 2, 3), new=4, **fields):
 
 def bounded(world, classes=CLASSES, **limits):
     """The same world with other limits."""
-    world.scheduler.limits = dataclasses.replace(
-        world.scheduler.limits, classes={**CLASSES, **classes}, **limits
+    scheduler = world.scheduler
+    classes = {**CLASSES, **classes}
+    scheduler.limits = dataclasses.replace(scheduler.limits, classes=classes, **limits)
+    scheduler._preemption = Preemption(
+        scheduler.rows, scheduler.waiting, scheduler._siblings, classes
     )
     return world
 
@@ -122,6 +126,106 @@ def test_the_least_urgent_is_retracted(make_world, overlap):
     assert list(world.done) == [2, 1]
     world.check(1, range(16), 60)
     world.check(2, range(20, 36), 60)
+
+
+# --- making way -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("prompt_sizes", [(), (16, 64)])
+def test_batch_makes_way_for_interactive(make_world, overlap, prompt_sizes):
+    """All rows are taken; the one with least done is sent back, and ends right all the same."""
+    world = make_world(rows=2, overlap=overlap, prompt_sizes=prompt_sizes)
+    add(world, 1, range(16), 60, cls="batch")
+    for _ in range(6):
+        world.step()
+    add(world, 2, range(20, 36), 60, cls="batch")
+    for _ in range(6):
+        world.step()
+    add(world, 3, range(40, 56), 5)
+    assert finished(world) == [3, 1, 2]
+    assert world.scheduler.num_retracted == 1
+    for rid, prompt, new in ((1, range(16), 60), (2, range(20, 36), 60), (3, range(40, 56), 5)):
+        world.check(rid, prompt, new)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("prompt_sizes", [(), (16, 64)])
+def test_batch_makes_way_for_want_of_memory(make_world, overlap, prompt_sizes):
+    world = make_world(slots=192, context=192, overlap=overlap, prompt_sizes=prompt_sizes)
+    for rid in (1, 2):
+        add(world, rid, [rid] * 60, 20, cls="batch")
+    for _ in range(4):
+        world.step()
+    add(world, 3, range(40, 120), 5)
+    assert finished(world)[0] == 3
+    assert world.scheduler.num_retracted >= 1
+    for rid in (1, 2):
+        world.check(rid, [rid] * 60, 20)
+    world.check(3, range(40, 120), 5)
+
+
+def test_only_what_is_far_less_urgent_makes_way(make_world):
+    world = make_world(rows=1)
+    add(world, 1, range(16), 30, priority=9)
+    world.step()
+    add(world, 2, [1], 2)
+    add(world, 3, [2], 2, priority=8)
+    assert finished(world) == [1, 2, 3]
+    assert world.scheduler.num_retracted == 0
+
+
+def test_what_was_admitted_for_its_age_is_not_sent_back(make_world):
+    """Else newcomers would starve it after all."""
+    world = bounded(make_world(rows=1), priority_ageing=10.0)
+    old = make(1, range(16), 40, cls="batch")
+    old.arrival = -1e6
+    world.scheduler.add(old)
+    world.requests[1] = old
+    world.step()
+    for rid in range(2, 12):
+        add(world, rid, [rid], 1)
+        world.step()
+    assert finished(world)[0] == 1
+    assert world.scheduler.num_retracted == 0
+
+
+def test_nobody_makes_way_for_whom_its_class_holds_back(make_world):
+    world = bounded(make_world(rows=2), {"narrow": PriorityClass(priority=-50, max_running=1)})
+    add(world, 1, range(16), 30, cls="narrow")
+    add(world, 2, range(20, 36), 30, cls="batch")
+    world.step()
+    add(world, 3, range(40, 56), 30, cls="narrow")
+    assert finished(world) == [1, 2, 3]
+    assert world.scheduler.num_retracted == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_storm_of_priorities_leaves_nothing_and_answers_right(make_world, overlap):
+    rng = np.random.default_rng(7)
+    world = bounded(
+        make_world(rows=4, slots=512, context=256, overlap=overlap),
+        {"few": PriorityClass(priority=3, max_running=1)},
+    )
+    wanted = {}
+    for rid in range(120):
+        prompt = rng.integers(0, 50, rng.integers(1, 90)).tolist()
+        new = int(rng.integers(1, 40))
+        cls = str(rng.choice(["interactive", "batch", "few"]))
+        add(world, rid, prompt, new, cls=cls, priority=int(rng.integers(-30, 31)))
+        wanted[rid] = prompt, new
+        for _ in range(rng.integers(0, 6)):
+            world.step()
+        if rng.random() < 0.1 and world.requests:
+            victim = int(rng.choice(list(world.requests)))
+            world.abort(victim)
+            del wanted[victim]
+    world.run()
+    assert world.scheduler.num_retracted > 5
+    for rid in set(wanted) & set(world.done):
+        world.check(rid, *wanted[rid])
+    assert len(world.done) >= len(wanted)
+    assert world.memory.usage().held == 0
 
 
 # --- bounds of a class ----------------------------------------------------------------------------
