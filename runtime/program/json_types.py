@@ -193,6 +193,8 @@ def _closed(schema: Any) -> Any:
         key: value if key in ("default", "const", "enum", "examples") else _closed(value)
         for key, value in given.items()
     }
+    # Of sets: no mask can count what was said, and reading JSON as a set drops what is twice there.
+    kept.pop("uniqueItems", None)
     if isinstance(kept.get("properties"), dict) and kept.get("type") == "object":
         kept.setdefault("additionalProperties", False)
     return kept

@@ -235,6 +235,15 @@ def test_models_that_allow_more_stay_open_and_others_are_closed():
     assert counts["additionalProperties"] == {"type": "integer"}
 
 
+def test_sets_of_models_may_be_written_with_doubles():
+    class Bag(pydantic.BaseModel):
+        items: set[int]
+
+    made = typed_json(Bag)
+    assert "uniqueItems" not in made.spec
+    assert made.parse('{"items":[1,1,2]}') == Bag(items={1, 2})
+
+
 def test_nothing_heavy_is_imported():
     code = (
         "import sys, ramet.runtime.program.typed; "
