@@ -189,10 +189,13 @@ def _closed(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     given = cast("Schema", schema)
-    kept: Schema = {
-        key: value if key in ("default", "const", "enum", "examples") else _closed(value)
-        for key, value in given.items()
-    }
+    kept: Schema = {}
+    for key, value in given.items():
+        if key in ("properties", "patternProperties", "$defs"):  # their keys are names
+            kept[key] = {name: _closed(inner) for name, inner in value.items()}
+        else:
+            data = key in ("default", "const", "enum", "examples")
+            kept[key] = value if data else _closed(value)
     # Of sets: no mask can count what was said, and reading JSON as a set drops what is twice there.
     kept.pop("uniqueItems", None)
     if isinstance(kept.get("properties"), dict) and kept.get("type") == "object":

@@ -239,6 +239,12 @@ def test_sets_of_models_may_be_written_with_doubles():
     class Bag(pydantic.BaseModel):
         items: set[int]
 
+    class Keywords(pydantic.BaseModel):  # fields may be called as keywords are
+        uniqueItems: Bag  # noqa: N815
+        default: Bag
+
+    schema = json_schema_of(Keywords)
+    assert set(schema["properties"]) == {"uniqueItems", "default"}
     made = typed_json(Bag)
     assert "uniqueItems" not in made.spec
     assert made.parse('{"items":[1,1,2]}') == Bag(items={1, 2})
