@@ -14,6 +14,8 @@ from ramet.runtime.scheduler.classes import CLASSES, PriorityClass, parse_classe
 from ramet.runtime.scheduler.policies import by_priority
 from ramet.runtime.scheduler.preemption import Preemption
 from ramet.runtime.scheduler.request import Request
+from ramet.runtime.scheduler.rows import DECODE
+from ramet.runtime.scheduler.scheduler import MustDrain
 from ramet.runtime.scheduler.waiting import Waiting
 
 
@@ -163,6 +165,32 @@ def test_batch_makes_way_for_want_of_memory(make_world, overlap, prompt_sizes):
     for rid in (1, 2):
         world.check(rid, [rid] * 60, 20)
     world.check(3, range(40, 120), 5)
+
+
+def test_no_more_make_way_than_must(make_world):
+    """Where prompts have steps of their own, decodes come in between; nobody else is sent back in
+    those."""
+    world = make_world(slots=320, context=192, prompt_sizes=(16, 64))
+    for rid in (1, 2, 3, 4):
+        add(world, rid, [rid] * 60, 16, cls="batch")
+    while len(list(world.scheduler.running())) < 4 or world.scheduler.rows.state.max() < DECODE:
+        world.step()
+    add(world, 5, range(40, 115), 5)
+    world.run()
+    assert world.scheduler.num_retracted == 1
+    world.check(5, range(40, 115), 5)
+
+
+def test_nobody_makes_way_while_a_step_is_under_way(make_world):
+    world = make_world(rows=1)
+    add(world, 1, range(16), 30, cls="batch")
+    world.step()
+    add(world, 2, [1], 2)
+    with pytest.raises(MustDrain):
+        world.scheduler.plan(drained=False)
+    assert rids(world.scheduler.running()) == [1]
+    assert rids(world.scheduler.waiting) == [2]
+    assert finished(world) == [2, 1]
 
 
 def test_only_what_is_far_less_urgent_makes_way(make_world):
