@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,14 @@ def test_a_program_that_is_given_up_leaves_nothing(http):
             pass
     name = http.post("/v1/programs", json={**body, "stream": False, "closed": False}).json()["id"]
     assert http.delete(f"/v1/programs/{name}").json()["deleted"]
+    left = {**body, "stream": False, "closed": False, "lease": 0.3}
+    name = http.post("/v1/programs", json=left).json()["id"]
+    deadline = time.monotonic() + 10
+    for running in (True, False):
+        while bool(http.get("/server_info").json()["requests"]["running"]) != running:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert http.get(f"/v1/programs/{name}").status_code == 404
     assert http.get("/flush_cache").status_code == 200  # waits until nothing runs
     info = http.get("/server_info").json()
     assert (info["requests"], info["pages"]["held"]) == ({"running": 0, "waiting": 0}, 0)
