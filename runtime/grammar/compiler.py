@@ -23,7 +23,7 @@ from .vocabulary import Vocabulary
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 60.0
-_FIRST_SHARE = 0.5
+_FIRST_SHARE = 0.3
 _WAIT_DEADLINES = 3.0
 _CLOSED = "the compiler of grammars was closed"
 
@@ -187,7 +187,7 @@ class Compiler:
     # --- one compilation --------------------------------------------------------------------------
 
     def _compile(self, flight: Flight, process: WorkerProcess) -> Grammar:
-        """Along the route: a backend that refuses, or takes half the time, makes way for the next;
+        """Along the route: a backend that refuses, or takes too long, makes way for the next;
         an error of the spec itself ends it."""
         left = flight.seconds
         refusals: list[str] = []

@@ -12,6 +12,9 @@ import sys
 
 from ..child import follow_parent
 
+NICE = 5
+"""Where cores are few, the engine goes first."""
+
 
 def main() -> int:
     follow_parent()
@@ -20,6 +23,7 @@ def main() -> int:
     memory = parser.parse_args().memory
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(NICE)
     replies = os.dup(1)
     os.dup2(2, 1)  # what a library prints is no reply
     return _serve(sys.stdin.fileno(), replies)
