@@ -13,6 +13,21 @@ from triton.language.extra import cuda
 
 
 @triton.jit
+def wait_previous(PDL: tl.constexpr):
+    """The first half of `after_previous`: wait until the kernel before has ended."""
+    if PDL:
+        cuda.gdc_wait()
+
+
+@triton.jit
+def release_next(PDL: tl.constexpr):
+    """The second half, for where the next kernel had better not start at once: what it asks of a
+    multiprocessor would be missed."""
+    if PDL:
+        cuda.gdc_launch_dependents()
+
+
+@triton.jit
 def after_previous(PDL: tl.constexpr):
     """Under programmatic dependent launch: wait until the kernel before has ended, then let the
     next one start.

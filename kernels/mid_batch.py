@@ -22,13 +22,18 @@ from .launch import (
     dependent_launch,
     fetch_lines,
     power_of_two,
+    release_next,
     require,
     start,
+    wait_previous,
 )
 from .ops import Norm
 
 MOST_ROWS = 256
 LARGEST_WIDTH = 16384
+LATE_UP_TO = 32
+"""Rows up to which the next kernel is let start only at the end. Measured on an H200, 8B shape: a
+step of 16 rows takes 4 % less, one of 64 a little more."""
 
 
 class Tiles(NamedTuple):
@@ -58,6 +63,7 @@ def mid_rows_kernel(
     SLICES: tl.constexpr,
     STAGES: tl.constexpr,
     FETCH: tl.constexpr,
+    LATE: tl.constexpr,
     BIAS: tl.constexpr,
     ACT: tl.constexpr,
     ADD: tl.constexpr,
@@ -84,7 +90,9 @@ def mid_rows_kernel(
     wide = lines[:, None] + k[None, :]
     narrow = x + m[None, :] * K + (first + k)[:, None]
     acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
-    after_previous(PDL)
+    wait_previous(PDL)
+    if not LATE:
+        release_next(PDL)
     for begin in tl.range(0, EACH, BLOCK_K, num_stages=STAGES):
         if EVEN:
             w = tl.load(wide + begin)
@@ -94,6 +102,8 @@ def mid_rows_kernel(
             w = tl.load(wide + begin, mask=inside[None, :], other=0.0)
             value = tl.load(narrow + begin, mask=inside[:, None], other=0.0)
         acc = tl.dot(w, value, acc)
+    if LATE:
+        release_next(PDL)
     there = tl.arange(0, BLOCK_M) < rows
     m = tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -196,6 +206,7 @@ def _product(
         BLOCK_K=tiles.block_k,
         SLICES=tiles.slices,
         STAGES=tiles.stages,
+        LATE=rows <= LATE_UP_TO,
         FETCH=2 * fetch if dependent_launch(x.device, pdl) else 0,
         BIAS=bias is not None,
         ACT=act,

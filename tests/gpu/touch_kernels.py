@@ -96,31 +96,27 @@ def elementwise() -> None:
 
 
 def attention() -> None:
-    for dim in (64, 80, 96, 128, 256):
-        for heads, kv_heads in ((4, 4), (6, 2), (9, 3)):
-            lengths, queries = [1, 37, 130, 300], [1, 5, 130, 64]
-            width = max(lengths)
-            slots = torch.randperm(len(lengths) * width, device=DEVICE).view(len(lengths), width)
-            for kv_dtype in (BF16, torch.float8_e4m3fn):
-                k, v = (randn(slots.numel(), kv_heads, dim, dtype=kv_dtype) for _ in range(2))
-                if heads == kv_heads and kv_dtype != BF16:
-                    continue
-                table, items = slots.to(I32), ints(*range(len(lengths)))
-                one = AttentionMeta(
-                    table, items, ints(*range(len(lengths) + 1)), ints(*lengths), 1, width
-                )  # fmt: skip
-                starts = ints(0, *torch.tensor(queries).cumsum(0).tolist())
-                many = AttentionMeta(table, items, starts, ints(*lengths), max(queries), width)
-                total = sum(queries)
-                for options in ({}, {"window": 40}, {"softcap": 5.0}, {"sinks": randn(heads)}):
-                    decode.decode(randn(len(lengths), heads, dim), k, v, one, 0.1, **options)
-                    extend.extend(randn(total, heads, dim), k, v, many, 0.1, **options)
-                positions = torch.arange(total, dtype=I32, device=DEVICE) % width
-                where = slots.flatten()[:total].contiguous()
-                rope.rope_write(
-                    randn(total, (heads + 2 * kv_heads) * dim), positions, where,
-                    randn(width, dim, dtype=torch.float32), k, v, heads, kv_heads, dim, pdl=True,
-                )  # fmt: skip
+    shapes = ((64, 4, 4), (80, 6, 2), (96, 9, 3), (128, 12, 2), (256, 8, 4))
+    for dim, heads, kv_heads in shapes:
+        lengths, queries = [1, 37, 130, 300], [1, 5, 130, 64]
+        width, total = max(lengths), sum(queries)
+        slots = torch.randperm(len(lengths) * width, device=DEVICE).view(len(lengths), width)
+        table, items = slots.to(I32), ints(*range(len(lengths)))
+        one = AttentionMeta(table, items, ints(*range(len(lengths) + 1)), ints(*lengths), 1, width)
+        starts = ints(0, *torch.tensor(queries).cumsum(0).tolist())
+        many = AttentionMeta(table, items, starts, ints(*lengths), max(queries), width)
+        all_options = ({}, {"window": 40}, {"softcap": 5.0, "sinks": randn(heads)})
+        for kv_dtype in (BF16, torch.float8_e4m3fn) if dim == 128 else (BF16,):
+            k, v = (randn(slots.numel(), kv_heads, dim, dtype=kv_dtype) for _ in range(2))
+            for options in all_options if dim in (64, 128) else ({},):
+                decode.decode(randn(len(lengths), heads, dim), k, v, one, 0.1, **options)
+                extend.extend(randn(total, heads, dim), k, v, many, 0.1, **options)
+            positions = torch.arange(total, dtype=I32, device=DEVICE) % width
+            rope.rope_write(
+                randn(total, (heads + 2 * kv_heads) * dim), positions,
+                slots.flatten()[:total].contiguous(), randn(width, dim, dtype=torch.float32), k, v,
+                heads, kv_heads, dim, pdl=True,
+            )  # fmt: skip
     parts = randn(5, 3, 6, 64, dtype=torch.float32)
     merge.merge(parts, randn(5, 3, 6, dtype=torch.float32), pdl=True)
 
