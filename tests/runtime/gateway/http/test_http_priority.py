@@ -136,3 +136,23 @@ def test_a_full_queue_says_when_to_come_again(launched):
     assert asked[2].reply.json()["usage"]["completion_tokens"] == 15, "its class's context"
     text = httpx.get(url + "/metrics").text
     assert 'ramet:requests_rejected_total{engine="0",model_name="tiny",reason="queue"} 4.0' in text
+
+
+def test_batch_makes_way_in_the_real_engine(launched):
+    """And what is sent back says in the end what it would have said undisturbed."""
+    url = launched(max_running_requests=1).url
+    body = {"prompt": "a long answer", "max_tokens": 1800, "priority": "batch"}
+    alone = Asked(url, **body)
+    alone.join(60)
+    batch = Asked(url, **body)
+    deadline = time.monotonic() + 20
+    while not httpx.get(url + "/server_info").json()["requests"]["running"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    urgent = Asked(url, prompt="now", max_tokens=5)
+    for thread in (batch, urgent):
+        thread.join(60)
+        assert thread.reply.status_code == 200
+    assert urgent.done_at < batch.done_at
+    assert batch.reply.json()["choices"] == alone.reply.json()["choices"]
+    assert httpx.get(url + "/server_info").json()["retracted"] == 1
