@@ -30,6 +30,6 @@ print(json.dumps(person.model_dump()))
 ANN = '{"name": "Ann", "age": 33}'
 
 
-@pytest.mark.parametrize(("mode", "said"), [("MD_JSON", f"```json\n{ANN}\n```")])
+@pytest.mark.parametrize(("mode", "said"), [("MD_JSON", f"```json\n{ANN}\n```"), ("JSON", ANN)])
 def test_a_model_of_pydantic(echo, elsewhere, mode, said):
     assert elsewhere(SCRIPT, echo, mode, said) == {"name": "Ann", "age": 33}
