@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 from ..grammar.matcher import Grammar, Matcher
@@ -108,6 +109,12 @@ class Guide:
             raise _own(error) from error
 
 
+@lru_cache(maxsize=64)
+def _spec_of(constraint: Constraint) -> Spec:
+    """Remembered, as its key takes a while to make of a long one."""
+    return Spec.of(constraint.kind, constraint.spec, constraint.whitespace)
+
+
 def _own(error: Exception) -> GrammarError:
     if isinstance(error, GrammarError):
         return error
@@ -144,8 +151,7 @@ class Guides:
         """Have the request's grammar compiled; `ready` tells when it is. Raises `RametError`."""
         if self._compiler is None:
             self._compiler = self._make()
-        spec = Spec.of(constraint.kind, constraint.spec, constraint.whitespace)
-        self._pending[request.serial] = (request, self._compiler.submit(spec))
+        self._pending[request.serial] = (request, self._compiler.submit(_spec_of(constraint)))
 
     def ready(self) -> Iterator[tuple[Request, RametError | None]]:
         """Requests whose grammar is there, or why there is none; each once."""

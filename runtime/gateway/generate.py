@@ -33,7 +33,7 @@ async def generate(
     Raises `BadInputError`, `ContextLengthError`, and what the engine reports.
     """
     params = sampling_from(message.sampling)
-    check_constraint(params)
+    await check_constraint(params)
     prompt = prompt_ids(executor, message.prompt, message.input_ids)
     first = Generation(
         executor.engine,

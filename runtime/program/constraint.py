@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import lru_cache
 
 from ..protocol.sampling import Constraint, SamplingParams
@@ -9,10 +10,16 @@ from ..protocol.sampling import Constraint, SamplingParams
 _SHORT = 32 << 10
 
 
-def check_constraint(params: SamplingParams) -> None:
-    """Raises `GrammarError` for a constraint that is wrong by itself, whatever compiles it."""
-    if params.constraint is not None:
-        check_one(params.constraint)
+async def check_constraint(params: SamplingParams) -> None:
+    """Raises `GrammarError` for a constraint that is wrong by itself, whatever compiles it. Long
+    ones are looked at in a thread, so that others go on meanwhile."""
+    constraint = params.constraint
+    if constraint is None:
+        return
+    if len(constraint.spec) > _SHORT:
+        await asyncio.to_thread(check_one, constraint)
+    else:
+        check_one(constraint)
 
 
 def check_one(constraint: Constraint) -> None:

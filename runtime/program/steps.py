@@ -134,7 +134,7 @@ class Steps:
 
     async def _gen(self, stream: Stream, instruction: Gen, taken: Taken) -> None:
         params = sampling_from(self._sampling, instruction.sampling)
-        check_constraint(params)
+        await check_constraint(params)
         context = _context(stream)
         sent: list[str] = []
 
