@@ -22,7 +22,8 @@ from .stopper import Stopper
 from .tokenizer import Tokenizer
 
 OnPiece = Callable[[str, list[int], MetaInfo | None], None]
-"""Called with new text, new output ids, and the log-probs of just those where asked for."""
+"""Called with new text, new output ids, and the log-probs of just those where asked for; the first
+time also with those of the prompt."""
 
 T = TypeVar("T")
 
@@ -183,6 +184,8 @@ class _Text:
         if self._logprobs and upto > self._told:
             entries, tops = output_entries(self._request, self._tokenizer, self._told, upto)
             meta = MetaInfo(output_token_logprobs=entries, output_top_logprobs=tops)
+            if self._told == 0 and (prompt := prompt_entries(self._request, self._tokenizer)):
+                meta.input_token_logprobs, meta.input_top_logprobs = prompt
         ids = self._request.tokens[self._told : upto]
         self._told = max(self._told, upto)
         if piece or ids:

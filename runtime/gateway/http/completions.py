@@ -11,7 +11,6 @@ from starlette.responses import Response
 from ...protocol.messages import Generated
 from ...protocol.meta import MetaInfo
 from .answers import Events, event, json_answer, while_connected
-from .errors import bad
 from .forms import CompletionForm
 from .opening import opened, sampling_of
 from .prompts import ids_of_prompt
@@ -37,8 +36,6 @@ async def completions(state: HttpState, request: Request) -> Response:
     form.check()
     if form.max_tokens is None:
         form.max_tokens = 16
-    if form.echo and form.logprobs is not None and form.stream:
-        raise bad("echo with logprobs cannot be streamed", "echo")
     prompts = form.prompts()
     sampling = sampling_of(live, form)
     start = form.add_special_tokens is not False
@@ -100,7 +97,7 @@ class _Answer:
             choice["token_ids"] = result.output_ids[sample]
         return choice
 
-    def _logprobs(self, meta: MetaInfo) -> dict[str, Any]:
+    def _logprobs(self, meta: MetaInfo, offset: int = 0) -> dict[str, Any]:
         count = self._form.logprobs
         entries = meta.output_token_logprobs or []
         tops = list(top_of(meta.output_top_logprobs, count) or [None] * len(entries))
@@ -108,7 +105,7 @@ class _Answer:
             before = meta.input_token_logprobs or []
             tops = [*(top_of(meta.input_top_logprobs, count) or [None] * len(before)), *tops]
             entries = [*before, *entries]
-        return completion_logprobs(entries, tops)
+        return completion_logprobs(entries, tops, offset)
 
     # --- piece by piece ---
 
@@ -132,6 +129,8 @@ class _Answer:
                         if not begun[index]:
                             begun[index] = True
                             choice["text"] = self._texts[number] + choice["text"]
+                            if piece.done and self._form.logprobs is not None:
+                                choice["logprobs"] = self._logprobs(piece.metas[sample])
                         made[index] += len(piece.output_ids[sample])
                         data += self._event(choice, piece.metas[sample], made[index])
                 if data:
@@ -155,8 +154,7 @@ class _Answer:
             return choice
         choice |= {"finish_reason": None, "stop_reason": None}
         if self._form.logprobs is not None and meta.output_token_logprobs:
-            tops = top_of(meta.output_top_logprobs, self._form.logprobs)
-            shown = completion_logprobs(meta.output_token_logprobs, tops, offsets[index])
+            shown = self._logprobs(meta, offsets[index])
             choice["logprobs"] = shown
             offsets[index] += sum(map(len, shown["tokens"]))
         if self._form.return_token_ids:

@@ -97,16 +97,31 @@ async def test_logprobs_of_no_others_show_the_token_itself(site):
         assert top == {token: value}
 
 
+@pytest.mark.parametrize("most", [0, 4])
+@pytest.mark.parametrize("logprobs", [None, 0, 1])
 @pytest.mark.parametrize("n", [1, 2])
-async def test_an_echo_streams_before_the_answer(site, n):
-    body = {"prompt": ["ab", "xcd"], "echo": True, "n": n, "max_tokens": 4, "seed": 1}
+async def test_an_echo_streams_before_the_answer(site, n, logprobs, most):
+    body = {"prompt": ["ab", "xcd"], "echo": True, "n": n, "max_tokens": most, "seed": 1}
+    body["logprobs"] = logprobs
     whole = await asked(site, **body)
     lines = await site.lines(PATH, **body, temperature=0)
     texts = [""] * 2 * n
+    shown: list[dict[str, list]] = [{} for _ in texts]
     for line in lines[:-1]:
         (choice,) = json.loads(line)["choices"]
         texts[choice["index"]] += choice["text"]
+        for name, values in (choice["logprobs"] or {}).items():
+            shown[choice["index"]].setdefault(name, []).extend(values)
     assert texts == [choice["text"] for choice in whole["choices"]]
+    for found, choice in zip(shown, whole["choices"]):
+        want = choice["logprobs"] or {}
+        assert found.keys() == want.keys()
+        if want:
+            assert (found["tokens"], found["text_offset"]) == (want["tokens"], want["text_offset"])
+            close(found["token_logprobs"], want["token_logprobs"])
+            assert [top and top.keys() for top in found["top_logprobs"]] == [
+                top and top.keys() for top in want["top_logprobs"]
+            ]
 
 
 async def test_what_benchmarks_send(site):
@@ -125,7 +140,7 @@ async def test_what_benchmarks_send(site):
     ("body", "named"),
     [
         ({"suffix": "x"}, "suffix"), ({"best_of": 2}, "best_of"), ({"max_tokens": 0}, "echo"),
-        ({"echo": True, "logprobs": 1, "stream": True}, "echo"), ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
         ({"prompt": []}, "prompt"), ({"prompt": [[]]}, "empty"), ({"prompt": ["a", [1]]}, "prompt"),
         ({"prompt": [[1], 2]}, "prompt"), ({"prompt": [True]}, "prompt"), ({"n": 129}, "n"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
