@@ -171,6 +171,9 @@ def _add(
                 touched[key] = None
             ids += piece.output_ids[sample]
             meta.completion_tokens = len(ids)
+            if new.input_token_logprobs is not None:
+                meta.input_token_logprobs = new.input_token_logprobs
+                meta.input_top_logprobs = new.input_top_logprobs
             if new.output_token_logprobs:
                 meta.output_token_logprobs = [
                     *(meta.output_token_logprobs or []), *new.output_token_logprobs

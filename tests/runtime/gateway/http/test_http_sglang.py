@@ -103,6 +103,10 @@ async def test_its_benchmark(site):
     last = json.loads(chunks[-2])["meta_info"]
     assert len(last["output_token_logprobs"]) == 3
     assert last["input_token_logprobs"] == []
+    chunks = await site.lines("/generate", text="abx", **{**with_logprobs, "logprob_start_len": 0})
+    for chunk in chunks[:-1]:
+        entries = json.loads(chunk)["meta_info"]["input_token_logprobs"]
+        assert [token for _, token, _ in entries] == site.world.tokenizer.encode("abx")
     info = (await site.http.get("/server_info")).json()
     assert info["internal_states"] == []
     assert info["tokenizer_path"] == "models/fake"
