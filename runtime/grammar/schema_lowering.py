@@ -24,6 +24,7 @@ from .schema_values import barren
 _MOST_CHARACTERS = 4_000_000
 _MOST_DEPENDENCIES = 6
 _MOST_ALTERNATIVES = 12
+_MOST_EXACTLY = 4
 _SHORT = frozenset(("required", "not", "title", "description"))
 
 
@@ -169,7 +170,9 @@ def _lower_one_of(document: Document, node: Node, schema: dict[str, Any]) -> Non
         del schema["oneOf"]
         _also(schema, {"anyOf": options})
         return
-    if not all(isinstance(option, dict) and set(option) <= _SHORT for option in options):
+    if len(options) > _MOST_EXACTLY and not all(
+        isinstance(option, dict) and set(option) <= _SHORT for option in options
+    ):
         return
     none_of = [negate(document, option) for option in nodes]
     if any(opposite is None for opposite in none_of):

@@ -16,6 +16,8 @@ ANNOTATIONS = frozenset(
 )
 _DEPTH = 8
 _MOST = 16
+_MOST_TEXT = 500
+_ANY = "[\\s\\S]"
 
 
 def negate(document: Document, node: Node, depth: int = 0) -> Schema | None:
@@ -109,12 +111,45 @@ def _other_types(types: list[str]) -> Schema | None:
 
 
 def _other_values(values: list[Any]) -> Schema | None:
-    """Of true, false and null; among strings and numbers there is no saying."""
-    if not all(value is None or isinstance(value, bool) for value in values):
+    """Other than these strings, booleans and null; of numbers no keyword says it."""
+    texts = {value for value in values if isinstance(value, str)}
+    flags = {value for value in values if isinstance(value, bool)}
+    if not all(value is None or isinstance(value, (bool, str)) for value in values):
         return None
-    left = [value for value in (True, False) if value not in values]
-    types = [n for n in TYPES if n != "boolean" and not (n == "null" and None in values)]
-    return {"anyOf": [{"type": types}, {"enum": left}]} if left else {"type": types}
+    if sum(map(len, texts)) > _MOST_TEXT:
+        return None
+    touched = {"boolean"} if flags else set()
+    touched |= {"string"} if texts else set()
+    touched |= {"null"} if None in values else set()
+    options: list[Schema] = [{"type": [name for name in TYPES if name not in touched]}]
+    if flags and len(flags) < 2:
+        options.append({"enum": [not next(iter(flags))]})
+    if texts:
+        options.append({"type": "string", "pattern": f"^(?:{_other_texts(texts)})$"})
+    return {"anyOf": options}
+
+
+def _other_texts(texts: set[str]) -> str:
+    """A regex for all texts but these: equal for some characters, then another, or too short or too
+    long."""
+    next_of: dict[str, set[str]] = {}
+    for text in texts:
+        for i in range(len(text) + 1):
+            follows = next_of.setdefault(text[:i], set())
+            if i < len(text):
+                follows.add(text[i])
+    options: list[str] = []
+    for prefix, follows in sorted(next_of.items()):
+        begin = "".join(map(_character, prefix))
+        other = f"[^{''.join(map(_character, sorted(follows)))}]" if follows else _ANY
+        options.append(f"{begin}{other}{_ANY}*")
+        if prefix not in texts:
+            options.append(begin)
+    return "|".join(options)
+
+
+def _character(char: str) -> str:
+    return f"\\x{{{ord(char):x}}}"
 
 
 def _at_most(kind: str, keyword: str) -> Callable[[Any], Schema | None]:
