@@ -16,11 +16,12 @@ from ..scheduler.batch import IntArray
 from ..scheduler.building import Planned
 from ..scheduler.request import Request
 from ..scheduler.rows import Rows
+from .filling import ANYTHING, Failures, Job, MaskFiller
 
 log = logging.getLogger(__name__)
 
-ANYTHING = -1
-"""A word of a mask that allows all its tokens."""
+APART = frozenset({"llguidance"})
+"""Backends whose matchers share nothing and let other threads run while they fill a mask."""
 
 
 class Pending(Protocol):
@@ -57,8 +58,11 @@ class Guide:
         ends: Collection[int],
         after: bytes = b"",
         names: Mapping[int, bytes] | None = None,
+        *,
+        apart: bool = False,
     ) -> None:
         self._matcher = matcher
+        self.apart = apart
         self._ends = ends
         self._names = names or {}
         self.ended = False
@@ -136,6 +140,7 @@ class Guides:
         self._names = names or {}
         self._ends = frozenset(ends)
         self._compiler: Compiler | None = None
+        self._filler = MaskFiller()
         self._pending: dict[int, tuple[Request, Pending]] = {}
         self._guides: dict[int, Guide] = {}
 
@@ -162,7 +167,8 @@ class Guides:
             constraint = request.sampling.constraint
             assert constraint is not None
             try:
-                matcher = pending.result().matcher()
+                grammar = pending.result()
+                matcher = grammar.matcher()
             except RametError as error:
                 yield request, error
                 continue
@@ -170,7 +176,11 @@ class Guides:
                 yield request, _own(error)
                 continue
             self._guides[serial] = Guide(
-                matcher, self._ends, constraint.after.encode(), self._names
+                matcher,
+                self._ends,
+                constraint.after.encode(),
+                self._names,
+                apart=grammar.kind in APART,
             )
             yield request, None
 
@@ -180,25 +190,20 @@ class Guides:
             found[1].cancel()
         self._guides.pop(request.serial, None)
 
-    def masks(
-        self, planned: Planned, rows: Rows, out: IntArray
-    ) -> list[tuple[Request, GrammarError]]:
+    def masks(self, planned: Planned, rows: Rows, out: IntArray) -> Failures:
         """Fill ``out`` [M, ceil(V / 32)], a row for each masked sample; the requests that cannot go
         on. Samples that no longer count may be anything."""
-        failed: list[tuple[Request, GrammarError]] = []
+        jobs: list[Job] = []
         for at, mask in zip(planned.batch.masked.tolist(), out):
             row = int(planned.rows[at])
             request = rows.requests[row]
             if request is None or rows.epoch[row] != planned.epochs[at]:
                 mask.fill(ANYTHING)
-                continue
-            try:
-                self._guides[request.serial].fill(mask)
-            except GrammarError as error:
-                mask.fill(ANYTHING)
-                failed.append((request, error))
-        return failed
+            else:
+                jobs.append(Job(request, self._guides[request.serial], mask))
+        return self._filler.fill(jobs)
 
     def close(self) -> None:
+        self._filler.close()
         if self._compiler is not None:
             self._compiler.close()
