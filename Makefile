@@ -24,12 +24,13 @@ CONSTRAINTS := -c constraints.txt $(if $(HAS_NVIDIA),,-c constraints-cpu.txt)
 EDITABLE := --no-build-isolation --config-settings editable_mode=strict -e
 PYTEST := $(BIN)/pytest -q
 
-.PHONY: help setup link model demo test test-slow test-gpu lint types unit kernels clean
+.PHONY: help setup link model demo test test-slow test-clients test-gpu lint types unit kernels clean
 
 help:
 	@echo "make demo       set up, fetch the model, run a branching program"
 	@echo "make test       set up, then lint, types and all tests but the slow ones"
 	@echo "make test-slow  the slow ones"
+	@echo "make test-clients  others' benchmark clients against the server (GBs of installs)"
 	@echo "make test-gpu   kernels and runtime on an NVIDIA GPU; PYTHON=… names an interpreter with torch"
 	@echo "make lint types unit kernels   the parts of make test"
 	@echo "make clean      remove what these made"
@@ -84,6 +85,10 @@ kernels: link
 test-slow: model $(CLIENTS)
 	$(PYTEST) -m "slow and not gpu" --ignore=tests/kernels
 	TRITON_INTERPRET=1 $(PYTEST) -m "slow and not gpu" tests/kernels || [ $$? -eq 5 ]
+
+# Benchmark clients of others, each in an environment of its own: some GB, and several minutes.
+test-clients: model
+	$(BIN)/python tests/clients/bench_clients.py
 
 # No network and no install: the three folders are put together under their import name. Where
 # Python lacks the runtime's packages, the kernels alone are tested.
