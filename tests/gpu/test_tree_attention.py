@@ -58,7 +58,9 @@ class Trees:
 
 
 def compare(trees, heads, kv_heads, dim, dtype, kv_dtype=None, scales=(1.0, 1.0)) -> float:
-    """Relative distance of tree attention from plain; every output poisoned before."""
+    """Relative distance of tree attention from plain attention, computed in float32 of the same
+    tensors; every output poisoned before. Weights and results rounded to bfloat16 alone make
+    2.3e-3."""
     from ramet.kernels.attention.decode import decode
     from ramet.kernels.attention.meta import AttentionMeta
     from ramet.kernels.attention.tree import shape_for, tree_decode, work_for
@@ -78,7 +80,7 @@ def compare(trees, heads, kv_heads, dim, dtype, kv_dtype=None, scales=(1.0, 1.0)
     work = work_for(shape, dim, device)
     work.fill(trees.list(shape))
     options = {"k_scale": scales[0], "v_scale": scales[1]}
-    results = []
+    results: list[tuple[torch.Tensor, torch.Tensor]] = []
     for pdl in (False, True, True):
         work.partial.fill_(torch.nan)
         work.logs.fill_(torch.nan)
@@ -90,8 +92,8 @@ def compare(trees, heads, kv_heads, dim, dtype, kv_dtype=None, scales=(1.0, 1.0)
     for out, lse in results[1:]:
         assert torch.equal(out, results[0][0])
         assert torch.equal(lse, results[0][1])
-    want, want_lse = torch.empty_like(q), torch.empty(q.shape[:2], device=device)
-    decode(q, k, v, meta, dim**-0.5, out=want, lse=want_lse, **options)
+    want_lse = torch.empty(q.shape[:2], device=device)
+    want = decode(q.float(), k.float(), v.float(), meta, dim**-0.5, lse=want_lse, **options)
     out, lse = results[0]
     assert torch.isfinite(out).all()
     assert (lse - want_lse).abs().max() < (1e-4 if dtype == torch.float32 else 2e-2)
@@ -106,7 +108,7 @@ def test_equals_plain_attention(model, count, depth, longest):
     for seed in range(4):
         trees = Trees(count, depth, longest, seed)
         if trees.plan is not None:
-            assert compare(trees, *SHAPES[model], torch.bfloat16) < 2e-3
+            assert compare(trees, *SHAPES[model], torch.bfloat16) < 3e-3
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -127,7 +129,7 @@ def test_float8_cache():
     trees = Trees(40, 3, 3000, 6)
     assert trees.plan is not None
     kinds = torch.bfloat16, torch.float8_e4m3fn
-    assert compare(trees, 12, 2, 128, *kinds, scales=(0.5, 2.0)) < 2e-3
+    assert compare(trees, 12, 2, 128, *kinds, scales=(0.5, 2.0)) < 3e-3
 
 
 def test_a_captured_step_follows_its_list():
@@ -174,7 +176,7 @@ def test_a_captured_step_follows_its_list():
             )  # fmt: skip
             want = decode(q[:count], k, v, meta, dim**-0.5)
             stream.synchronize()
-            assert (out[:count].float() - want.float()).norm() < 2e-3 * want.float().norm()
+            torch.testing.assert_close(out[:count], want, atol=2e-3, rtol=2**-7)
             assert not out[count:].any()
 
 

@@ -123,7 +123,8 @@ class Case:
             _on_cpu(self.meta), self.q.shape[2] ** -0.5,
             sinks=self.sinks.cpu() if options.get("with_sinks") else None, **formula,
         )  # fmt: skip
-        close(out[:count], want)
+        # Weights and results rounded to bfloat16 alone make 2.3e-3.
+        close(out[:count], want, 3e-3 if self.q.dtype == torch.bfloat16 else None)
         exact = self.q.dtype == torch.float32
         assert (lse[:count].cpu() - want_lse).abs().max() < (1e-4 if exact else 2e-2)
         assert not out[count:].any()
@@ -153,8 +154,10 @@ def test_equals_plain_decode(tree, heads, dtype, device, close, poisoned):
     case = Case(tree, *heads, 64, dtype, device)
     out = case.check(poisoned, close)
     plain = decode(case.q, case.k, case.v, case.meta, 64**-0.5)
-    limit = 1e-5 if dtype == torch.float32 else 2e-3
-    assert (out.float() - plain.float()).norm() <= limit * plain.float().norm()
+    if dtype == torch.float32:
+        assert (out - plain).norm() <= 1e-5 * plain.norm()
+    else:  # beyond what rounding either may be off by
+        torch.testing.assert_close(out, plain, atol=2e-3, rtol=2**-7)
 
 
 @pytest.mark.parametrize("dim", [80, 96, 128, 256])
