@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from . import activation, embed, linear, norm, rope, rows, sampling
+from . import activation, embed, linear, norm, rope, sampling, step
 from . import logits as logits_
+from . import rows as rows_
 from .attention.dispatch import attend
 from .attention.meta import AttentionMeta
 from .invariant import invariant_linear
@@ -206,7 +207,24 @@ class DeviceOps:
 
     def greedy(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Ops.greedy`."""
-        return rows.greedy(logits, pdl=self.pdl)
+        return rows_.greedy(logits, pdl=self.pdl)
+
+    def take_greedy(
+        self, logits: torch.Tensor, rows: torch.Tensor, last_tokens: torch.Tensor
+    ) -> torch.Tensor:
+        """See `Ops.take_greedy`."""
+        return rows_.take_greedy(logits, rows, last_tokens, pdl=self.pdl)
+
+    def enter_decode(
+        self,
+        rows: torch.Tensor,
+        kv_lens: torch.Tensor,
+        slots: torch.Tensor,
+        last_tokens: torch.Tensor,
+        table: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See `Ops.enter_decode`."""
+        return step.enter_decode(rows, kv_lens, slots, last_tokens, table, pdl=self.pdl)
 
     def penalize_(
         self,
@@ -248,11 +266,11 @@ class DeviceOps:
 
     def token_logprobs(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """See `Ops.token_logprobs`."""
-        return rows.token_logprobs(logits, ids, pdl=self.pdl)
+        return rows_.token_logprobs(logits, ids, pdl=self.pdl)
 
     def top_logprobs(self, logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Ops.top_logprobs`."""
-        return rows.top_logprobs(logits, k, pdl=self.pdl)
+        return rows_.top_logprobs(logits, k, pdl=self.pdl)
 
     # Few elements each, and torch's own kernels do not wait for the host here.
     add_at_ = staticmethod(reference.add_at_)

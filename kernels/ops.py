@@ -201,6 +201,26 @@ class Ops(Protocol):
         whether the row holds a NaN or nothing above -inf (its id is then 0)."""
         ...
 
+    def take_greedy(
+        self, logits: torch.Tensor, rows: torch.Tensor, last_tokens: torch.Tensor
+    ) -> torch.Tensor:
+        """`greedy` as one tensor [2, S] int32, ids and 1 where bad; and ``last_tokens`` [R] int32
+        at ``rows`` [S] int32 takes the ids."""
+        ...
+
+    def enter_decode(
+        self,
+        rows: torch.Tensor,
+        kv_lens: torch.Tensor,
+        slots: torch.Tensor,
+        last_tokens: torch.Tensor,
+        table: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What a step of one token for each of ``rows`` [B] starts from, all int32: ids =
+        ``last_tokens[rows]``, positions = ``kv_lens - 1``, ``slots`` as int64; and
+        ``table[rows, positions] = slots``."""
+        ...
+
     def penalize_(
         self,
         logits: torch.Tensor,

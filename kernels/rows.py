@@ -65,13 +65,18 @@ def gather_chunks(best, arg, row, chunks, CHUNKS: tl.constexpr):
     return each, largest, tl.where(bad, 0, token), bad
 
 
-@triton.jit
-def greedy_kernel(best, arg, ids, bad_out, chunks, CHUNKS: tl.constexpr, PDL: tl.constexpr):
+@triton.jit(do_not_specialize_on_alignment=["ids", "bad_out", "rows"])
+def greedy_kernel(
+    best, arg, ids, bad_out, rows, last_tokens, chunks, CHUNKS: tl.constexpr, NOTED: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     after_previous(PDL)
     _each, _largest, token, bad = gather_chunks(best, arg, row, chunks, CHUNKS)  # pyright: ignore
     tl.store(ids + row, token)
     tl.store(bad_out + row, bad)
+    if NOTED:
+        tl.store(last_tokens + tl.load(rows + row), token)
 
 
 @triton.jit
@@ -147,16 +152,37 @@ def greedy(logits: torch.Tensor, *, pdl: bool = False) -> tuple[torch.Tensor, to
     """Ids [S] int32 of the largest of logits [S, V], the first of equals; bad [S] bool: a NaN, or
     nothing above -inf (the id is then 0). Raises ValueError for logits not contiguous.
     """
-    best, arg, _ = scan(logits, sums=False, pdl=pdl)
-    rows, chunks = best.shape
-    ids = torch.empty(rows, dtype=torch.int32, device=logits.device)
-    bad = torch.empty(rows, dtype=torch.bool, device=logits.device)
-    if rows:
-        start(
-            greedy_kernel, (rows,), best, arg, ids, bad, chunks, CHUNKS=power_of_two(chunks),
-            device=logits.device, pdl=pdl, warps=1,
-        )  # fmt: skip
+    ids = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
+    bad = torch.empty(len(logits), dtype=torch.bool, device=logits.device)
+    _greedy(logits, ids, bad, None, pdl)
     return ids, bad
+
+
+def take_greedy(
+    logits: torch.Tensor, rows: torch.Tensor, last_tokens: torch.Tensor, *, pdl: bool = False
+) -> torch.Tensor:
+    """`greedy` of logits [S, V] as one tensor [2, S] int32: ids, and 1 where bad; last_tokens at
+    rows [S] int32 takes the ids (of rows that are the same, any one's)."""
+    both = torch.empty(2, len(logits), dtype=torch.int32, device=logits.device)
+    _greedy(logits, both[0], both[1], (rows, last_tokens), pdl)
+    return both
+
+
+def _greedy(
+    logits: torch.Tensor,
+    ids: torch.Tensor,
+    bad: torch.Tensor,
+    noted: tuple[torch.Tensor, torch.Tensor] | None,
+    pdl: bool,
+) -> None:
+    best, arg, _ = scan(logits, sums=False, pdl=pdl)
+    count, chunks = best.shape
+    if count:
+        start(
+            greedy_kernel, (count,), best, arg, ids, bad, *(noted or (ids, ids)), chunks,
+            CHUNKS=power_of_two(chunks), NOTED=noted is not None, device=logits.device, pdl=pdl,
+            warps=1,
+        )  # fmt: skip
 
 
 def _lse(logits: torch.Tensor, ids: torch.Tensor | None, pdl: bool) -> torch.Tensor:

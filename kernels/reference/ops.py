@@ -18,6 +18,7 @@ from .sampling import (
     token_logprobs,
     top_logprobs,
 )
+from .step import enter_decode, take_greedy
 
 WIDE_RESIDUAL = True
 """On the CPU a float32 residual costs next to nothing."""
@@ -29,6 +30,7 @@ __all__ = [
     "attention",
     "attention_lse",
     "embed",
+    "enter_decode",
     "gate",
     "greedy",
     "head",
@@ -43,6 +45,7 @@ __all__ = [
     "rope_write",
     "sample",
     "softcap_",
+    "take_greedy",
     "token_logprobs",
     "top_logprobs",
     "uniform",

@@ -16,6 +16,7 @@ from ...kernels.attention.meta import AttentionMeta
 from ...kernels.ops import Ops, ops_for
 from ..scheduler.batch import FROM_DEVICE, IntArray, StepBatch
 from ..scheduler.segments import SharingCost
+from .batch_places import places_of, positions_of, scratch_batch
 from .config import ModelConfig
 from .device_ticket import DeviceTicket, MaskedTicket, Scored
 from .families.registry import family_of
@@ -99,9 +100,9 @@ class DeviceRunner:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         tokens = min(step_tokens, self.context_length)
-        batch = _dummy_batch(self.max_rows, [tokens] * max(1, step_tokens // tokens))
+        batch = scratch_batch(self.max_rows, [tokens] * max(1, step_tokens // tokens))
         with torch.inference_mode():
-            hidden = self._eager(batch, _positions_of(batch))
+            hidden = self._eager(batch, positions_of(batch))
             rows = min(self.max_rows, LOGITS_BYTES // (4 * self.vocab_size))
             logits = self._decoder.logits(hidden[:1].expand(rows, -1).contiguous())
             self._ops.token_logprobs(logits, self._ops.greedy(logits)[0])
@@ -162,19 +163,13 @@ class DeviceRunner:
             decode = self._captured_decode(batch)
             if decode is not None:
                 decode.enter(batch)
-                raw = decode.run()
-                return self._when_masked(
-                    batch, lambda mask: self._sample_captured(batch, decode, raw, mask)
-                )
-            positions = _positions_of(batch)
+                return self._run_captured(batch, decode)
+            positions = positions_of(batch)
             extend = self._captured_extend(batch)
             if extend is not None:
                 self._enter_runs(batch)
-                extend.enter(batch, positions, _places_of(batch, positions))
-                raw = extend.run()
-                return self._when_masked(
-                    batch, lambda mask: self._sample_captured(batch, extend, raw, mask)
-                )
+                extend.enter(batch, positions, places_of(batch, positions))
+                return self._run_captured(batch, extend)
             hidden = self._eager(batch, positions)
             return self._when_masked(batch, lambda mask: self._sample_eager(batch, hidden, mask))
 
@@ -234,7 +229,7 @@ class DeviceRunner:
                 batch.kv_lens,
                 q_start,
                 np.repeat(batch.rows, batch.q_lens),
-                _places_of(batch, positions),
+                places_of(batch, positions),
             ]
         )
         self._tables.slots.index_put_((token_rows.long(), where.long()), places)
@@ -254,24 +249,30 @@ class DeviceRunner:
         )
         return self._decoder.forward(ids, where, slots.long(), meta, self.kv)
 
-    def _sample_captured(
-        self,
-        batch: StepBatch,
-        step: CapturedDecode | CapturedExtend,
-        raw: torch.Tensor,
-        mask: _Mask,
-    ) -> DeviceTicket:
+    def _run_captured(
+        self, batch: StepBatch, step: CapturedDecode | CapturedExtend
+    ) -> DeviceTicket | MaskedTicket:
         rows = batch.rows[batch.samples]
         plain = not batch.want_logprobs and not batch.top_logprobs
         plain = plain and len(rows) == len(batch.rows) and self._sampler.all_greedy(rows)
-        if plain and self._mask_raw(raw[: len(rows)], mask):
-            ids, bad = step.run_greedy()
-            return self._ticket(batch, Sampled(ids[: len(rows)], bad[: len(rows)]), [])
-        logits = raw[: len(batch.rows)]
-        if len(rows) < len(batch.rows):
-            (at,) = self._staging.upload([batch.samples])
-            logits = logits.index_select(0, at)
-        return self._draw(batch, self._decoder.finish_logits(logits), [], mask)
+        if plain and not len(batch.masked):
+            return self._greedy_ticket(batch, step.run_whole())
+        raw = step.run()
+
+        def sample(mask: _Mask) -> DeviceTicket:
+            if plain and self._mask_raw(raw[: len(rows)], mask):
+                return self._greedy_ticket(batch, step.run_greedy())
+            logits = raw[: len(batch.rows)]
+            if len(rows) < len(batch.rows):
+                (at,) = self._staging.upload([batch.samples])
+                logits = logits.index_select(0, at)
+            return self._draw(batch, self._decoder.finish_logits(logits), [], mask)
+
+        return self._when_masked(batch, sample)
+
+    def _greedy_ticket(self, batch: StepBatch, taken: torch.Tensor) -> DeviceTicket:
+        ids, bad = fetch(taken)[:, : len(batch.rows)]
+        return self._under_way(batch, Sampled(ids, bad), [])
 
     def _sample_eager(self, batch: StepBatch, hidden: torch.Tensor, mask: _Mask) -> DeviceTicket:
         ends = np.cumsum(batch.q_lens, dtype=np.int32)
@@ -357,42 +358,11 @@ class DeviceRunner:
             None if sampled.top_ids is None else fetch(sampled.top_ids),
             None if sampled.top_logprobs is None else fetch(sampled.top_logprobs),
         )
+        return self._under_way(batch, host, scored)
+
+    def _under_way(self, batch: StepBatch, host: Sampled, scored: list[Scored]) -> DeviceTicket:
+        """The ticket of samples whose copies to the host are in the stream."""
         event = torch.cuda.Event()
         event.record()
         spans = [last - first for _, first, last in batch.prompt_logprobs]
         return DeviceTicket(event, host, len(batch.samples), scored, spans)
-
-
-def _positions_of(batch: StepBatch) -> IntArray:
-    """[T] position of each token in its request."""
-    starts = np.cumsum(batch.q_lens) - batch.q_lens
-    first = batch.kv_lens - batch.q_lens - starts
-    return (np.arange(batch.num_tokens) + np.repeat(first, batch.q_lens)).astype(np.int32)
-
-
-def _places_of(batch: StepBatch, positions: IntArray) -> IntArray:
-    """[T] where the table says that each token's KV lies: its slot, unless an equal token's KV was
-    there already, which the row then reads."""
-    if not batch.moves:
-        return batch.slots
-    places = batch.slots.copy()
-    token_rows = np.repeat(batch.rows, batch.q_lens)
-    for row, slots in batch.moves:
-        (mine,) = np.nonzero((token_rows == row) & (positions < len(slots)))
-        places[mine] = slots[positions[mine]]
-    return places
-
-
-def _dummy_batch(row: int, q_lens: list[int]) -> StepBatch:
-    """Prompts of the scratch row, written to the scratch slot."""
-    lens = np.array(q_lens, np.int32)
-    zeros = np.zeros(int(lens.sum()), np.int32)
-    return StepBatch(
-        rows=np.full(len(lens), row, np.int32),
-        q_lens=lens,
-        kv_lens=lens.copy(),
-        ids=zeros,
-        slots=zeros.copy(),
-        samples=np.empty(0, np.int32),
-        steps=np.empty(0, np.int32),
-    )

@@ -36,7 +36,7 @@ class DeviceTicket:
         sampled, count = self.sampled, self.count
         result = StepResult(
             tokens=sampled.ids.numpy()[:count].astype(np.int32, copy=False),
-            bad=sampled.bad.numpy()[:count],
+            bad=sampled.bad.numpy()[:count].astype(np.bool_, copy=False),
         )
         if sampled.logprobs is not None:
             result.logprobs = sampled.logprobs.numpy()

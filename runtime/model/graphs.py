@@ -50,19 +50,21 @@ class Parts:
 class _Captured:
     logits: torch.Tensor
     rows: torch.Tensor
-    greedy_ids: torch.Tensor
-    greedy_bad: torch.Tensor
+    _taken: torch.Tensor
+    _changed: torch.Tensor
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
 
     def capture(self) -> None:
-        """Run once to compile every kernel, then record forward and greedy sampling."""
+        """Run once to compile every kernel, then record the forward, greedy sampling of its logits,
+        and both as one: a launch costs, and most steps need nothing between the two."""
         self.forward()
-        self.greedy()
+        self._greedy()
         torch.cuda.synchronize()
+        self._whole_graph = self._record(self._forward_and_take)
         self._forward_graph = self._record(self.forward)
-        self._greedy_graph = self._record(self.greedy)
+        self._greedy_graph = self._record(self._take_changed)
 
     def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
@@ -73,20 +75,33 @@ class _Captured:
     def forward(self) -> None:
         raise NotImplementedError
 
-    def greedy(self) -> None:
-        """The most likely token of each row, noted as the row's last."""
-        ids, bad = self.parts.decoder.ops.greedy(self.logits)
-        self.parts.tables.sampled(self.rows.long(), ids)
-        self.greedy_ids, self.greedy_bad = ids, bad
+    def _greedy(self) -> torch.Tensor:
+        """The most likely token of each row, noted as the row's last: [2, items] int32, ids and
+        whether they are bad."""
+        parts = self.parts
+        return parts.decoder.ops.take_greedy(self.logits, self.rows, parts.tables.last_tokens)
+
+    def _forward_and_take(self) -> None:
+        self.forward()
+        self._taken = self._greedy()
+
+    def _take_changed(self) -> None:
+        self._changed = self._greedy()
 
     def run(self) -> torch.Tensor:
         """Replay the forward; returns the logits [items, V], of padding rows too."""
         self._forward_graph.replay()
         return self.logits
 
-    def run_greedy(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def run_greedy(self) -> torch.Tensor:
+        """After `run`, which the logits may have been changed since: see `run_whole`."""
         self._greedy_graph.replay()
-        return self.greedy_ids, self.greedy_bad
+        return self._changed
+
+    def run_whole(self) -> torch.Tensor:
+        """Forward and the most likely tokens: [2, items] int32, ids, and 1 where there is none."""
+        self._whole_graph.replay()
+        return self._taken
 
 
 class CapturedDecode(_Captured):
@@ -127,11 +142,11 @@ class CapturedDecode(_Captured):
         )
 
     def forward(self) -> None:
-        parts = self.parts
-        ids = parts.tables.last_tokens.index_select(0, self.rows)
-        positions = self._kv_lens - 1
-        parts.tables.slots.index_put_((self.rows.long(), positions.long()), self._slots)
-        hidden = parts.decoder.forward(ids, positions, self._slots.long(), self._meta, parts.kv)
+        parts, tables = self.parts, self.parts.tables
+        ids, positions, slots = parts.decoder.ops.enter_decode(
+            self.rows, self._kv_lens, self._slots, tables.last_tokens, tables.slots
+        )
+        hidden = parts.decoder.forward(ids, positions, slots, self._meta, parts.kv)
         self.logits = parts.decoder.raw_logits(hidden)
 
 

@@ -25,6 +25,7 @@ from ramet.kernels import (
     rows,
     sampling,
     small_batch,
+    step,
 )
 from ramet.kernels.attention import decode, extend, merge, tree
 from ramet.kernels.attention.meta import AttentionMeta
@@ -152,6 +153,11 @@ def choosing() -> None:
         seeds = torch.arange(count, dtype=I64, device=DEVICE)
         top_k = torch.full((count,), 5, dtype=I32, device=DEVICE)
         rows.greedy(x, pdl=True)
+        at = seeds.to(I32)
+        rows.take_greedy(x, at, at.clone(), pdl=True)
+        step.enter_decode(
+            at, at + 1, at, at, torch.zeros(count, count, dtype=I32, device=DEVICE), pdl=True
+        )  # fmt: skip
         rows.token_logprobs(x, seeds.to(I32), pdl=True)
         rows.top_logprobs(x, 4, pdl=True)
         for filtered in (False, True):

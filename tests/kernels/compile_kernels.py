@@ -29,6 +29,7 @@ from ramet.kernels import (
     rows,
     sampling,
     small_batch,
+    step,
 )
 from ramet.kernels.attention import decode, extend, merge, tree
 from ramet.kernels.attention.meta import AttentionMeta
@@ -179,6 +180,9 @@ def run_launchers(model: str) -> None:
         f32, whole = empty(count, dtype=torch.float32), empty(count, dtype=i64)
         words = empty(count, -(-vocabulary // 32), dtype=i32)
         rows.greedy(x, pdl=True)
+        ints = empty(count, dtype=i32)
+        rows.take_greedy(x, ints, ints, pdl=True)
+        step.enter_decode(ints, ints, ints, ints, empty(count, 64, dtype=i32), pdl=True)
         rows.token_logprobs(x, empty(count, dtype=i32), pdl=True)
         for filtered in (False, True):
             sampling.sample(

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from ramet.kernels import activation, embed, norm
+from ramet.kernels import activation, embed, norm, step
+from ramet.kernels.reference import step as reference
+from ramet.kernels.rows import take_greedy
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -96,3 +98,37 @@ def test_gate(rows, width, act, dtype, device, poisoned, close):
 def test_gate_refuses_an_unknown_act(device):
     with pytest.raises(ValueError, match="relu"):
         activation.gate(torch.zeros(1, 4, device=device), "relu")
+
+
+@pytest.mark.parametrize("count", [1, 5, 300])
+def test_enter_decode(count, device):
+    """The same as its reference, padding rows and all."""
+    torch.manual_seed(count)
+    rows = torch.randperm(count + 3)[:count].to(torch.int32)
+    rows[count // 2 :] = rows[count // 2]  # padding: one row, one place
+    kv_lens = torch.randint(1, 40, (count,), dtype=torch.int32)
+    kv_lens[count // 2 :] = 1
+    slots = torch.randint(0, 1000, (count,), dtype=torch.int32)
+    slots[count // 2 :] = 7
+    last = torch.randint(0, 5000, (count + 3,), dtype=torch.int32)
+    table = torch.full((count + 3, 40), -1, dtype=torch.int32)
+    want = reference.enter_decode(rows, kv_lens, slots, last, expected := table.clone())
+    inputs = [x.to(device) for x in (rows, kv_lens, slots, last, table)]
+    for have, right in zip(step.enter_decode(*inputs), want):
+        assert have.dtype == right.dtype
+        assert torch.equal(have.cpu(), right)
+    assert torch.equal(inputs[-1].cpu(), expected)
+
+
+@pytest.mark.parametrize("vocabulary", [50, 20_000])
+def test_take_greedy(vocabulary, device):
+    logits = torch.randn(4, vocabulary)
+    logits[1, 7] = torch.nan
+    logits[2] = -torch.inf
+    rows = torch.tensor([5, 0, 2, 3], dtype=torch.int32)
+    last = torch.arange(6, dtype=torch.int32)
+    want = reference.take_greedy(logits, rows, expected := last.clone())
+    noted = last.to(device)
+    have = take_greedy(logits.to(device), rows.to(device), noted)
+    assert torch.equal(have.cpu(), want)
+    assert torch.equal(noted.cpu(), expected)

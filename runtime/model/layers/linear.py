@@ -135,9 +135,9 @@ class PackedLinear:
 
     def rotated_of_norm(
         self,
-        x: torch.Tensor,
-        norm: Norm,
-        rotation: Rotation,  # noqa: ARG002 - nothing is done
+        x: torch.Tensor,  # noqa: ARG002 - nothing is done
+        norm: Norm,  # noqa: ARG002
+        rotation: Rotation,  # noqa: ARG002
     ) -> torch.Tensor | None:
         return None
 
