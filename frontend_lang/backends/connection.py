@@ -47,8 +47,15 @@ class Connection:
     everything that waits here fails with a `BackendError`.
     """
 
-    def __init__(self, address: str, api_key: str | None, server_key: str | None) -> None:
+    def __init__(
+        self,
+        address: str,
+        api_key: str | None,
+        server_key: str | None,
+        priority: int | str | None = None,
+    ) -> None:
         self.address = address
+        self.priority = priority
         self.api_key = api_key
         self.lost: ErrorInfo | None = None
         self.programs: dict[int, EventStore] = {}
@@ -93,7 +100,14 @@ class Connection:
         except zmq.ZMQError as error:
             self.close(ErrorInfo("backend", f"cannot connect to {self.address}: {error}"))
             raise BackendError(f"cannot connect to {self.address}: {error}") from None
-        self.send(Hello(version=PROTOCOL_VERSION, client="ramet", api_key=self.api_key))
+        self.send(
+            Hello(
+                version=PROTOCOL_VERSION,
+                client="ramet",
+                api_key=self.api_key,
+                priority=self.priority,
+            )
+        )
         try:
             return await asyncio.wait_for(asyncio.shield(self._welcome), timeout)
         except TimeoutError:

@@ -19,7 +19,8 @@ def RuntimeEndpoint(  # noqa: N802 - SGLang's name, a class there
     ``http://host:port``: a ramet server takes whole programs there too; of any other, and of a
     URL that ends in ``/v1``, OpenAI's API is used.
 
-    Options of the first: ``server_key`` (its CURVE public key), ``timeout`` (seconds to connect);
+    Options of the first: ``server_key`` (its CURVE public key), ``timeout`` (seconds to connect),
+    ``priority`` (of all that is asked for: a number, lower goes first, or a class such as "batch");
     of the others ``timeout`` (seconds for each read), ``max_retries``.
     Raises `BackendError` where nothing answers, `BadInputError` for another kind of URL.
     """

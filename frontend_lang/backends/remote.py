@@ -33,7 +33,9 @@ ALIVE_SECONDS = 0.2
 class RemoteBackend(GeneratingBackend):
     """Talks to one gateway; connects at once, and anew at the next use after the server was gone.
 
-    Raises `BackendError` where no server answers. ``server_key`` is the server's CURVE public key.
+    Raises `BackendError` where no server answers. ``server_key`` is the server's CURVE public key,
+    ``priority`` that of all that is asked for here: a number, lower goes first, or the name of a
+    class (interactive, batch).
     """
 
     def __init__(
@@ -43,8 +45,10 @@ class RemoteBackend(GeneratingBackend):
         *,
         server_key: str | None = None,
         timeout: float = CONNECT_SECONDS,
+        priority: int | str | None = None,
     ) -> None:
         self.address = address
+        self._priority = priority
         self._api_key = api_key
         self._server_key = server_key
         self._timeout = timeout
@@ -121,7 +125,7 @@ class RemoteBackend(GeneratingBackend):
     async def _connect(self) -> tuple[Connection, Welcome]:
         from .connection import Connection
 
-        connection = Connection(self.address, self._api_key, self._server_key)
+        connection = Connection(self.address, self._api_key, self._server_key, self._priority)
         welcome = await connection.open(self._timeout)
         return connection, welcome
 

@@ -143,6 +143,9 @@ class Service:
             if owner is None:
                 raise BackendError("the API key is missing or wrong")
             client.origin = origin.Origin(owner)
+        with origin.of(client.origin):
+            origin.set_priority(message.priority)
+            client.origin = origin.current()
         client.welcomed = True
         client.name = "".join(filter(str.isprintable, message.client[:100]))
         welcome = Welcome(

@@ -24,11 +24,13 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
 
 
 class Hello(_Message, frozen=True, kw_only=True, tag="hello"):
-    """First message of a connection. Answered by `Welcome`, or by `Refused`."""
+    """First message of a connection. Answered by `Welcome`, or by `Refused`. ``priority`` is that
+    of all that it will ask for: a number, lower goes first, or the name of a class."""
 
     version: int
     client: str = ""
     api_key: str | None = None
+    priority: int | str | None = None
 
 
 class OpenProgram(_Message, frozen=True, kw_only=True, tag="open"):

@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
+import ramet as rt
+from ramet.runtime.protocol import BadInputError
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
@@ -156,3 +158,13 @@ def test_batch_makes_way_in_the_real_engine(launched):
     assert urgent.done_at < batch.done_at
     assert batch.reply.json()["choices"] == alone.reply.json()["choices"]
     assert httpx.get(url + "/server_info").json()["retracted"] == 1
+
+
+def test_a_program_s_connection_has_a_priority(launched):
+    running = launched(max_running_requests=1)
+    address = next(a for a in running.addresses if a.startswith("tcp://"))
+    with rt.RuntimeEndpoint(address, priority="batch") as backend:
+        assert backend.generate("a", sampling_params={"max_new_tokens": 2})["output_ids"]
+    with pytest.raises(BadInputError, match="no class 'urgent'"):
+        with rt.RuntimeEndpoint(address, priority="urgent") as backend:
+            backend.generate("a", sampling_params={"max_new_tokens": 2})

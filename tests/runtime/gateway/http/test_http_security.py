@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from ramet.runtime import launch
 from ramet.runtime.config import EngineConfig
@@ -192,6 +193,24 @@ async def test_programs_and_requests_over_the_other_port_are_as_separate(world):
     spaces = [submit.namespace for submit in world.engine.submits]
     assert len(spaces) == 4
     assert spaces[0] == spaces[1] != spaces[2] == spaces[3]
+
+
+@pytest.mark.parametrize(("given", "number", "name"), [("batch", 0, "batch"), (-4, -4, "")])
+async def test_a_connection_has_a_priority_beside_its_key(world, given, number, name):
+    await world.serve(api_key="one")
+    client = world.client(api_key="one")
+    client.hello = msgspec.structs.replace(client.hello, priority=given)
+    await client.greet()
+    client.send(Generate(rid="r", prompt="ab", sampling={"max_new_tokens": 2}))
+    await client.next()
+    client.open([Text(parts=("ab",)), Gen(op=0, name="x", sampling={"max_new_tokens": 2})])
+    await client.events()
+    submits = world.engine.submits
+    assert [(s.priority, s.cls) for s in submits] == [(number, name)] * 2
+    assert all(s.namespace for s in submits)
+    refused = world.client(api_key="one")
+    refused.hello = msgspec.structs.replace(refused.hello, priority=10**9)
+    assert "priority" in (await refused.greet()).error.message
 
 
 def test_no_key_hits_what_another_cached(launched):
