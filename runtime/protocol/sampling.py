@@ -207,4 +207,7 @@ def _with_constraint(given: dict[str, Any]) -> dict[str, Any]:
             spec = json.dumps(spec, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise BadInputError(f"json_schema is no JSON: {error}", param=name) from None
+    if not isinstance(spec, str):
+        allowed = "text or a dict" if name == "json_schema" else "text"
+        raise BadInputError(f"{name} must be {allowed}, not {type(spec).__name__}", param=name)
     return {**given, "constraint": {"kind": CONSTRAINTS[name], "spec": spec}}

@@ -59,6 +59,11 @@ async def test_input_ids_are_used_as_they_are(world, client):
             "magic",
         ),
         (
+            {"prompt": "a", "sampling": {"json_schema": 3}},
+            "bad_input",
+            "json_schema must be text or a dict, not int",
+        ),
+        (
             {"prompt": "a", "sampling": {"regex": "a", "ebnf": "x"}},
             "bad_input",
             "at most one constraint",
