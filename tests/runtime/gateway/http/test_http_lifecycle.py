@@ -386,6 +386,15 @@ def test_a_killed_server_leaves_no_process_no_socket_no_file(serve):
     assert shared_memory() <= before
 
 
+def test_a_server_stopped_while_it_loads_leaves_nothing(serve):
+    server = serve("--port", "0", "--zmq-port", "0")
+    pids = wait_for(lambda: len(found := server.descendants()) >= 2 and found)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(10) != 0
+    wait_for(lambda: not any(alive(pid) for pid in pids), 5)
+    wait_for(lambda: not server.left(), 5)
+
+
 def test_sigterm_lets_what_runs_finish(serve):
     server = serve("--port", "0", "--zmq-port", "0")
     url = server.ready()
