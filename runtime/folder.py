@@ -36,6 +36,11 @@ class SocketFolder:
         unseen.rename(self.path / "lock")  # sweepers only see it locked
         self._life = _janitor(self.path)
 
+    @property
+    def model_there(self) -> Path:
+        """A file that is there once the model's are."""
+        return self.path / "model"
+
     def address(self, name: str) -> str:
         return f"ipc://{self.path / name}.ipc"
 

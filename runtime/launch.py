@@ -63,10 +63,14 @@ def start(
     if listen:
         _check_port(config)
     progress = _Stopwatch(on_progress)
-    _resolve(config, progress)
+    if not listen:
+        _resolve(config, progress)
     folder = SocketFolder()
     launched = Launched(config, folder, binds, on_log or _log_to_logging)
     try:
+        if listen:  # the gateway binds its ports meanwhile: it can say that the model loads
+            _resolve(config, progress)
+        launched._let_load()
         launched._wait_until_ready(progress, timeout)
     except BaseException:
         launched.stop()
@@ -94,16 +98,18 @@ class Launched:
         self._owner = os.getpid()
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
+        self._have_model = threading.Event()
         self._serving = False
         self._deaths: list[float] = []
         self._started: queue.Queue[BaseException | None] = queue.Queue()
         # The kernel ends a child when the thread that made it ends: so a thread that stays.
         threading.Thread(target=self._own_children, daemon=True, name="ramet-launcher").start()
-        failure = self._started.get()
-        if failure is not None:
-            folder.remove()
-            raise BackendError(f"a process could not be started: {failure}") from failure
         atexit.register(self.stop)
+        try:
+            self._check_started()
+        except BackendError:
+            self.stop()
+            raise
 
     @property
     def model(self) -> str:
@@ -155,22 +161,38 @@ class Launched:
                 child.stop(STOP_SECONDS if grace is None else grace)
             self._folder.remove()
             self._stopped.set()
+            self._have_model.set()
             atexit.unregister(self.stop)
 
     def _own_children(self) -> None:
-        try:
-            for name in MODULES:
-                self._children.append(self._child(name))
-        except OSError as failure:
-            for child in self._children:
-                child.stop(0.0)
-            self._started.put(failure)
-            return
-        self._started.put(None)
+        for name in MODULES:
+            if name == "engine":
+                self._have_model.wait()
+            with self._stopping:
+                if self._stopped.is_set():
+                    self._started.put(BackendError("it was stopped"))
+                    return
+                try:
+                    self._children.append(self._child(name))
+                except OSError as failure:
+                    self._started.put(failure)
+                    return
+            self._started.put(None)
         while not self._stopped.wait(_LOOK_SECONDS if self.config.restart_engine else None):
             if self._serving:
                 self._hear()
                 self._revive()
+
+    def _let_load(self) -> None:
+        """The model's files are there: start the engine. Raises `BackendError`."""
+        self._folder.model_there.touch()
+        self._have_model.set()
+        self._check_started()
+
+    def _check_started(self) -> None:
+        failure = self._started.get()
+        if failure is not None:
+            raise BackendError(f"a process could not be started: {failure}") from failure
 
     def _child(self, name: str) -> Child:
         env = dict.fromkeys(KEY_VARIABLES.values(), "")  # whatever we inherited
@@ -179,6 +201,7 @@ class Launched:
             args += [part for bind in self._binds for part in ("--bind", bind)]
             if len(self._binds) > 1:
                 args += ["--http", "--drain", str(self.config.drain_seconds)]
+                args += ["--wait-for", str(self._folder.model_there)]
             for setting, variable in KEY_VARIABLES.items():
                 env[variable] = getattr(self.config, setting) or ""
         else:
@@ -221,7 +244,7 @@ class Launched:
 
     def _wait_until_ready(self, progress: _Stopwatch, timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        while len(self.facts) < len(self._children):
+        while len(self.facts) < len(MODULES):
             try:
                 child, kind, said = self._words.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:

@@ -141,7 +141,7 @@ def test_some_flags_may_be_given_several_times(ramet, monkeypatch):
 
 
 def test_an_unknown_model_fails_with_one(ramet):
-    code, _, err = ramet("serve", "no-such-model", "--zmq-port", "0")
+    code, _, err = ramet("serve", "no-such-model", "--zmq-port", "0", "--port", "0")
     assert code == 1
     assert "no-such-model" in err
     assert err.splitlines()[-1].startswith("ramet: ")
@@ -149,7 +149,8 @@ def test_an_unknown_model_fails_with_one(ramet):
 
 
 def test_debug_shows_the_trace_wherever_it_stands(ramet):
-    for arguments in (["--debug", "serve", "no-such-model"], ["serve", "no-such-model", "--debug"]):
+    serve = ["serve", "no-such-model", "--port", "0", "--zmq-port", "0"]
+    for arguments in (["--debug", *serve], [*serve, "--debug"]):
         code, _, err = ramet(*arguments)
         assert code == 1
         assert "Traceback" in err

@@ -12,8 +12,9 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import zmq
 
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
     from .assembly import Gateway
     from .http.server import HttpServer
 
+T = TypeVar("T")
 DRAIN_S = 2.0
 LINGER_MS = 500
+_LOOK_S = 0.01
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -39,6 +42,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--http", action="store_true", help="also serve HTTP at the settings' host and port"
+    )
+    parser.add_argument(
+        "--wait-for", type=Path, help="a file that is there once the model's files are"
     )
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
@@ -62,15 +68,16 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _serve(config: EngineConfig, options: argparse.Namespace) -> None:
-    from .assembly import assemble
-
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     http = await _http(config) if options.http else None  # first: it says that the model loads
-    tell_stage("tokenizer")
-    gateway = await assemble(config, options.engine, options.bind)
+    gateway = await _unless(stop, _assembled(config, options))
+    if gateway is None:
+        if http is not None:
+            await http.close()
+        return
     if http is not None:
         _attach(http, gateway, config)
     tell_ready(
@@ -83,6 +90,27 @@ async def _serve(config: EngineConfig, options: argparse.Namespace) -> None:
     await stop.wait()
     await gateway.close(options.drain, http)
     zmq.Context.instance().destroy(linger=LINGER_MS)  # waits until the last answers are out
+
+
+async def _assembled(config: EngineConfig, options: argparse.Namespace) -> Gateway:
+    from .assembly import assemble
+
+    while options.wait_for is not None and not options.wait_for.exists():
+        await asyncio.sleep(_LOOK_S)
+    tell_stage("tokenizer")
+    return await assemble(config, options.engine, options.bind)
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """What the work gives; ``None`` where it is told to stop before that."""
+    task, told = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    await asyncio.wait((task, told), return_when=asyncio.FIRST_COMPLETED)
+    if task.done():
+        told.cancel()
+        return task.result()
+    task.cancel()
+    await asyncio.wait((task,))
+    return None
 
 
 async def _http(config: EngineConfig) -> HttpServer:

@@ -25,7 +25,7 @@ from ramet.runtime.protocol import ModelError
 
 child.follow_parent()
 parser = argparse.ArgumentParser()
-for flag in ("--config", "--engine", "--drain"):
+for flag in ("--config", "--engine", "--drain", "--wait-for"):
     parser.add_argument(flag)
 parser.add_argument("--bind", action="append")
 parser.add_argument("--http", action="store_true")

@@ -25,7 +25,7 @@ import ramet as rt
 from ramet.runtime import launch
 from ramet.runtime.program.events import Value
 from ramet.runtime.program.instructions import Gen, Text
-from ramet.runtime.protocol.errors import BackendError
+from ramet.runtime.protocol.errors import BackendError, ModelError
 
 COMPLETIONS = "/v1/completions"
 LONG = {"prompt": "go on", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
@@ -452,6 +452,46 @@ def test_two_servers_on_one_machine_just_work(launched):
         launched(zmq_port=int(ports[1]))
     first.stop()
     assert httpx.get(second.url + "/health").status_code == 200
+
+
+def test_the_port_answers_while_the_model_is_fetched(tiny_settings, monkeypatch):
+    fetched = threading.Event()
+    monkeypatch.setattr(launch, "_resolve", lambda config, progress: fetched.wait(60))
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    box: list[launch.Launched] = []
+    settings = {**tiny_settings, "port": port}
+    thread = threading.Thread(target=lambda: box.append(launch.start(settings, listen=True)))
+    thread.start()
+    try:
+        wait_for(lambda: status(url + "/health") == 503)
+        time.sleep(0.5)
+        assert status(url + "/ready") == 503
+        assert not box
+    finally:
+        fetched.set()
+        thread.join(60)
+    try:
+        assert status(url + "/ready") == 200
+    finally:
+        box[0].stop()
+
+
+def test_a_model_that_is_not_there_stops_what_was_begun(tiny_settings, monkeypatch):
+    pids: list[int] = []
+    begun = launch.Launched._check_started
+
+    def check(self: launch.Launched) -> None:
+        begun(self)
+        pids.extend(self.pids.values())
+
+    monkeypatch.setattr(launch.Launched, "_check_started", check)
+    began = time.monotonic()
+    monkeypatch.setattr(launch, "STOP_SECONDS", 60.0)  # it is not killed: it ends by itself
+    with pytest.raises(ModelError, match="no-such-model"):
+        launch.start({**tiny_settings, "model_path": "no-such-model"}, listen=True)
+    assert len(pids) == 1, "the gateway alone"
+    assert time.monotonic() - began < 30
+    wait_for(lambda: not alive(pids[0]), 5)
 
 
 # --- start-up -------------------------------------------------------------------------------------
