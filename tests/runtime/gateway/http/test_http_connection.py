@@ -57,13 +57,23 @@ async def settled(site):
     assert (await site.post("/v1/completions", prompt="a", max_tokens=1)).status_code == 200
 
 
-async def test_200_that_go_away_in_mid_stream(site, settled):
+CHAT = {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 400, "stream": True}
+STREAMS = {
+    "/v1/completions": BODY,
+    "/v1/chat/completions": CHAT,
+    "/v1/responses": {"input": "ab", "max_output_tokens": 400, "stream": True},
+    "/generate": {"text": "ab", "sampling_params": {"max_new_tokens": 400}, "stream": True},
+}
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_200_that_go_away_in_mid_stream(site, settled, path):
     site.engine.next_token = lambda tokens: 97
-    data = json.dumps(BODY).encode()
+    data = json.dumps(STREAMS[path]).encode()
 
     async def vanish(number: int) -> None:
         peer = await Peer.at(site.url)
-        peer.writer.write(head_of(data) + data)
+        peer.writer.write(head_of(data, path) + data)
         for _ in range(1 + number % 3):
             await peer.reader.readuntil(b"data: ")
         if number % 2:
