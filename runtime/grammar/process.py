@@ -14,6 +14,7 @@ from .spec import Spec
 from .vocabulary import Vocabulary
 
 START_SECONDS = 60.0
+_STARTS = 2
 _REPLY_BYTES = 1 << 30
 _QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
 
@@ -62,7 +63,23 @@ class WorkerProcess:
                 pipe.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        process = self._process = subprocess.Popen(
+        for _ in range(_STARTS):
+            process = self._process = self._launch()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            words = self._vocabulary
+            try:
+                hello = Hello(words.tokens, words.size, words.eos_ids)
+                write_frame(process.stdin.fileno(), hello)
+                until = time.monotonic() + START_SECONDS
+                read_frame(process.stdout.fileno(), Reply, limit=_REPLY_BYTES, until=until)
+                return process
+            except (TimeoutError, WorkerDied):
+                self.kill()
+        raise BackendError("a process that compiles grammars could not be started")
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
             [
                 *(sys.executable, "-P", "-m", "ramet.runtime.grammar.worker"),
                 *("--memory", str(self._memory_limit)),
@@ -74,15 +91,3 @@ class WorkerProcess:
             env={**os.environ, **_QUIET, PARENT_VARIABLE: str(os.getpid())},
             process_group=0,  # a terminal's Ctrl-C is not meant for it
         )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        words = self._vocabulary
-        try:
-            hello = Hello(words.tokens, words.size, words.eos_ids)
-            write_frame(process.stdin.fileno(), hello)
-            until = time.monotonic() + START_SECONDS
-            read_frame(process.stdout.fileno(), Reply, limit=_REPLY_BYTES, until=until)
-        except (TimeoutError, WorkerDied):
-            self.kill()
-            raise BackendError("a process that compiles grammars could not be started") from None
-        return process
