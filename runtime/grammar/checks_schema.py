@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..protocol.errors import GrammarError
+from .checks_pattern import check_pattern
 from .schema_document import IN_PLACE, LISTS, MAPS, ONE, Document, Node, children, pointer
 
 MAX_DEPTH = 100
@@ -63,6 +64,7 @@ def check_document(document: Document) -> None:
     reachable = document.reachable()
     for node in reachable:
         _check_shapes(node)  # a reference may lead to a place that is no subschema otherwise
+        _check_patterns(node)
     _check_loops(document, reachable)
 
 
@@ -203,6 +205,15 @@ def _check_shapes(node: Node) -> None:
             raise GrammarError(f"{keyword!r} must be a list of schemas", where=where)
         elif keyword in ONE and not isinstance(value, (dict, bool)):
             raise GrammarError(f"{keyword!r} must be a schema", where=where)
+
+
+def _check_patterns(node: Node) -> None:
+    if not isinstance(node.schema, dict):
+        return
+    if "pattern" in node.schema and may_be(node.schema, "string"):
+        check_pattern(node.schema["pattern"], pointer(node.path, "pattern"))
+    for pattern in node.schema.get("patternProperties", ()):
+        check_pattern(pattern, pointer(node.path, "patternProperties", pattern))
 
 
 def _check_type(value: Any, where: str) -> None:
