@@ -31,6 +31,7 @@ from .connections import BEAT_SECONDS, Connection, Connections
 from .endings import Ending, Endings
 from .guided import Guided, Outcome
 from .guides import Guides
+from .look import look
 from .outputs import Outputs
 from .submission import request_of
 from .timing import Timing, spans_of
@@ -201,6 +202,8 @@ class Engine:
                     error = ErrorInfo.of(RametError("the cache is in use: requests are running"))
             case "shutdown":
                 self.stopping = True
+            case "explain" | "tree":
+                data, error = look(self.scheduler.memory, ask)
         self.connections.send(peer, Answer(id=ask.id, data=data, error=error))
 
     def info(self) -> dict[str, Any]:
@@ -368,3 +371,4 @@ class Engine:
                 decode_s=spans.decode,
             )
         )
+                divergence=request.divergence,

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..protocol.messages import Divergence
 from .eviction import POLICIES
 from .page_pool import PagePool, SlotArray
 from .radix_tree import Match, Node, RadixTree, TokenArray, common_prefix
+from .tree_view import divergence
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,12 @@ class KVMemory:
     def peek(self, tokens: TokenArray, namespace: bytes) -> int:
         """How many leading tokens are cached; changes nothing."""
         return self.tree.peek(tokens, namespace) if self.caching else 0
+
+    def explain(self, tokens: TokenArray, namespace: bytes) -> Divergence:
+        """Where ``tokens`` leaves what is cached; changes nothing."""
+        if not self.caching:
+            return Divergence(index=0, reason="off")
+        return divergence(self.tree, tokens, namespace)
 
     def hold(self, tokens: TokenArray, namespace: bytes) -> Match:
         """Find the longest cached prefix and lock it; give it up by `release`."""

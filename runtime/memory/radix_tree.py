@@ -12,7 +12,7 @@ the idea). A path from the root of a namespace spells a prompt; namespaces share
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,6 +91,11 @@ class RadixTree:
     def num_locked(self) -> int:
         """Slots of nodes that somebody locks."""
         return self._locked
+
+    @property
+    def roots(self) -> Mapping[bytes, Node]:
+        """Where each namespace begins."""
+        return self._roots
 
     def root(self, namespace: bytes = b"") -> Node:
         node = self._roots.get(namespace)

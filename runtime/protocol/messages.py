@@ -208,6 +208,8 @@ class Abort(_Message, frozen=True, kw_only=True, tag="abort_request"):
     rids: list[int]
 
 
+    explain: bool = False
+    """Whether `Finish` is to say where the prompt left what was cached."""
 class Release(_Message, frozen=True, kw_only=True, tag="release"):
     """The handles are no longer needed. Unknown ones are ignored."""
 
@@ -221,10 +223,19 @@ class Credit(_Message, frozen=True, kw_only=True, tag="credit"):
 
 
 class Ask(_Message, frozen=True, kw_only=True, tag="ask"):
-    """Answered by `Answer`. Also opens a connection: the first `Ask` of op ``hello``."""
+    """Answered by `Answer`. Also opens a connection: the first `Ask` of op ``hello``.
+
+    ``explain`` asks where ``ids`` (int32) leaves what is cached, and with ``everywhere`` also who
+    of the other namespaces has most of it; answered by an `Explained`. ``tree`` asks for ``limit``
+    nodes after the one at the path ``after``; answered by a `TreePage`."""
 
     id: int
-    op: Literal["hello", "flush", "info", "shutdown"]
+    op: Literal["hello", "flush", "info", "shutdown", "explain", "tree"]
+    ids: bytes = b""
+    namespace: bytes = b""
+    everywhere: bool = False
+    after: tuple[int, ...] = ()
+    limit: int = 0
 
 
 EngineMessage = Submit | Abort | Release | Credit | Ask
@@ -237,6 +248,53 @@ class Finish(_Message, frozen=True, kw_only=True, tag="finish"):
     string; -1 when none matched. ``prompt_tokens`` and ``cached_tokens`` are final, as is how many
     tokens of the output were forced by its constraint, not sampled. The times are in seconds: until
     its grammar was there, in the queue, from there to the first token, from there to the end."""
+
+class Divergence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a prompt leaves what is cached: its first ``index`` tokens are there. ``reason``: the
+    cached paths go on with other tokens (differs), or do not go on (ends); all of the prompt is
+    there (whole); nothing is cached (empty), or ever (off).
+
+    ``neighbour`` are the next tokens of the cached path that is most like the rest of the prompt,
+    one of ``branches`` ways on, found by ``hits`` requests before."""
+
+    index: int
+    reason: Literal["differs", "ends", "whole", "empty", "off"]
+    neighbour: tuple[int, ...] = ()
+    branches: int = 0
+    hits: int = 0
+
+
+class Explained(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``other``, of the namespace ``namespace``, has more than none of the prompt too."""
+
+    here: Divergence
+    other: Divergence | None = None
+    namespace: bytes = b""
+
+
+class TreeNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An edge of ``size`` tokens, the first of which are ``head``, ``start`` tokens from the
+    beginning of its namespace. ``locks``: requests that read it now; ``pins``: those that wish it
+    to stay; ``hits``: how often it was found. ``parent`` is ``None`` below a root."""
+
+    id: int
+    namespace: bytes
+    start: int
+    size: int
+    children: int
+    hits: int
+    locks: int
+    pins: int
+    head: tuple[int, ...]
+    parent: int | None = None
+
+
+class TreePage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Nodes, parents before children. ``next`` is the path to ask on from, if there is more."""
+
+    nodes: list[TreeNode]
+    next: tuple[int, ...] | None = None
+
 
     rid: int
     reason: Literal["stop", "length", "abort"]
@@ -257,6 +315,7 @@ class TopLogprobs(_Message, frozen=True, kw_only=True, tag="top"):
     """The most likely tokens at one position: ids (int32), log-probs (float32)."""
 
     ids: bytes
+    divergence: Divergence | None = None
     values: bytes
 
 

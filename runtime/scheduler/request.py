@@ -8,7 +8,7 @@ import numpy as np
 
 from ..memory.radix_tree import Node
 from ..protocol.errors import BadInputError
-from ..protocol.messages import EngineSampling
+from ..protocol.messages import Divergence, EngineSampling
 from .batch import IntArray
 
 
@@ -55,6 +55,9 @@ class Request:
     @property
     def output(self) -> IntArray:
         """Output tokens known so far (of a waiting request)."""
+    explain: bool = False
+    divergence: Divergence | None = None
+    """Where its prompt left what was cached when it was admitted; only if asked for."""
         return self.tokens[self.prompt_len :]
 
     @property

@@ -274,6 +274,9 @@ class Scheduler:
         need = request.target - memory.peek(reusable, request.namespace)
         if not self._admission.fits(memory.tree.num_locked, need, new):
             return False
+        if request.explain and request.cached_tokens < 0:
+            prompt = request.tokens[: request.prompt_len]
+            request.divergence = memory.explain(prompt, request.namespace)
         match = memory.hold(reusable, request.namespace)
         need = request.target - match.length
         slots = None

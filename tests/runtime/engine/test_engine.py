@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import pytest
 import zmq
 from ramet.runtime.engine.connections import Connections
@@ -11,6 +12,7 @@ from ramet.runtime.engine.loop import Engine
 from ramet.runtime.memory.kv_memory import KVMemory
 from ramet.runtime.protocol.messages import (
     Abort,
+    Ask,
     Credit,
     EngineSampling,
     Release,
@@ -298,3 +300,37 @@ def test_what_gave_nan_is_computed_again(started, expected):
     engine.runner.nan_rows = set()
     assert client.run(2, prompt, 5) == expected(prompt, 5, VOCAB)
     assert client.finished[2].cached_tokens == 0
+
+
+def ids_of(*tokens):
+    return np.array(tokens, np.int32).tobytes()
+
+
+def test_a_request_that_asks_is_told_where_it_left_the_cache(started):
+    _, connect = started
+    client = connect()
+    client.run(1, [1, 2, 3, 4, 5], 2)
+    sampling = EngineSampling(max_new_tokens=2)
+    client.send(Submit(rid=2, ids=ids_of(1, 2, 9, 4), sampling=sampling, explain=True))
+    client.pump(lambda: 2 in client.finished)
+    found = client.finished[2].divergence
+    assert (found.index, found.reason, found.neighbour[:3]) == (2, "differs", (3, 4, 5))
+    assert client.finished[2].cached_tokens == 2
+    client.run(3, [1, 2, 3, 4, 5], 2)
+    assert client.finished[3].divergence is None
+
+
+def test_the_tree_is_asked_about_while_requests_run(started):
+    _, connect = started
+    client = connect()
+    client.submit(1, [1, 2, 3], 60)
+    asked = {"ids": ids_of(1, 2, 7), "everywhere": True}
+    client.send(Ask(id=5, op="explain", **asked))
+    client.send(Ask(id=6, op="explain", namespace=b"new", **asked))
+    client.send(Ask(id=7, op="tree", limit=5))
+    client.send(Ask(id=8, op="tree", limit=0))
+    client.pump(lambda: len(client.answers) == 4 and 1 in client.finished)
+    assert client.answers[5].data["here"]["index"] in (0, 2)
+    assert client.answers[6].data["here"] == {"index": 0, "reason": "empty"}
+    assert len(client.answers[7].data["nodes"]) <= 5
+    assert "limit" in client.answers[8].error.message
