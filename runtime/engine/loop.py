@@ -200,10 +200,10 @@ class Engine:
                     data = {"freed": self.scheduler.memory.flush()}
                 else:
                     error = ErrorInfo.of(RametError("the cache is in use: requests are running"))
-            case "shutdown":
-                self.stopping = True
             case "explain" | "tree":
                 data, error = look(self.scheduler.memory, ask)
+            case "shutdown":
+                self.stopping = True
         self.connections.send(peer, Answer(id=ask.id, data=data, error=error))
 
     def info(self) -> dict[str, Any]:
@@ -369,6 +369,6 @@ class Engine:
                 queue_s=spans.queue,
                 prefill_s=spans.prefill,
                 decode_s=spans.decode,
+                divergence=request.divergence,
             )
         )
-                divergence=request.divergence,

@@ -44,6 +44,7 @@ def request_of(
         keep=message.keep,
         priority=message.priority,
         cls=message.cls,
+        explain=message.explain,
     )
 
 
@@ -56,7 +57,6 @@ def check_sampling(sampling: EngineSampling, vocab_size: int) -> None:
         ("top_logprobs", sampling.top_logprobs, 0, vocab_size + 1),
         ("seed", sampling.seed, -_INT64, _INT64),
     ):
-        explain=message.explain,
         if not low <= value < high:
             raise BadInputError(f"{name} must be in [{low}, {high}), not {value}", param=name)
     if len(sampling.stop_ids) > MAX_STOP_IDS:

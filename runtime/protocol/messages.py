@@ -202,14 +202,14 @@ class Submit(_Message, frozen=True, kw_only=True, tag="submit"):
     priority: int = 0
     """Lower goes first, beside the priority of its class ``cls`` (empty: the usual one)."""
     cls: str = ""
+    explain: bool = False
+    """Whether `Finish` is to say where the prompt left what was cached."""
 
 
 class Abort(_Message, frozen=True, kw_only=True, tag="abort_request"):
     rids: list[int]
 
 
-    explain: bool = False
-    """Whether `Finish` is to say where the prompt left what was cached."""
 class Release(_Message, frozen=True, kw_only=True, tag="release"):
     """The handles are no longer needed. Unknown ones are ignored."""
 
@@ -242,12 +242,6 @@ EngineMessage = Submit | Abort | Release | Credit | Ask
 
 # --- engine → gateway -----------------------------------------------------------------------------
 
-
-class Finish(_Message, frozen=True, kw_only=True, tag="finish"):
-    """How one request ended. ``text_bytes``: how many bytes of the output come before the stop
-    string; -1 when none matched. ``prompt_tokens`` and ``cached_tokens`` are final, as is how many
-    tokens of the output were forced by its constraint, not sampled. The times are in seconds: until
-    its grammar was there, in the queue, from there to the first token, from there to the end."""
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where a prompt leaves what is cached: its first ``index`` tokens are there. ``reason``: the
@@ -296,6 +290,12 @@ class TreePage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     next: tuple[int, ...] | None = None
 
 
+class Finish(_Message, frozen=True, kw_only=True, tag="finish"):
+    """How one request ended. ``text_bytes``: how many bytes of the output come before the stop
+    string; -1 when none matched. ``prompt_tokens`` and ``cached_tokens`` are final, as is how many
+    tokens of the output were forced by its constraint, not sampled. The times are in seconds: until
+    its grammar was there, in the queue, from there to the first token, from there to the end."""
+
     rid: int
     reason: Literal["stop", "length", "abort"]
     matched: bytes | int | None = None
@@ -309,13 +309,13 @@ class TreePage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    divergence: Divergence | None = None
 
 
 class TopLogprobs(_Message, frozen=True, kw_only=True, tag="top"):
     """The most likely tokens at one position: ids (int32), log-probs (float32)."""
 
     ids: bytes
-    divergence: Divergence | None = None
     values: bytes
 
 

@@ -51,13 +51,13 @@ class Request:
     overlaps: dict[int, int] = field(default_factory=dict[int, int])
     """Common prefix with other requests by their `serial`: they never change."""
     serial: int = 0
+    explain: bool = False
+    divergence: Divergence | None = None
+    """Where its prompt left what was cached when it was admitted; only if asked for."""
 
     @property
     def output(self) -> IntArray:
         """Output tokens known so far (of a waiting request)."""
-    explain: bool = False
-    divergence: Divergence | None = None
-    """Where its prompt left what was cached when it was admitted; only if asked for."""
         return self.tokens[self.prompt_len :]
 
     @property
