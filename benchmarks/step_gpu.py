@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from ramet.kernels.attention.meta import AttentionMeta
 from ramet.kernels.device_ops import DeviceOps
-from ramet.kernels.ops import Norm, Rotation
+from ramet.kernels.operands import Norm, Rotation
 from ramet.kernels.tuning import ROW_BUCKETS, Product, bucket, graph_seconds, table_for
 
 BF16 = torch.bfloat16

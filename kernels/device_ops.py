@@ -10,7 +10,7 @@ from . import rows as rows_
 from .attention.dispatch import attend
 from .attention.meta import AttentionMeta
 from .invariant import invariant_linear
-from .ops import Norm, Rotation
+from .operands import Norm, Rotation
 from .reference import sampling as reference
 
 

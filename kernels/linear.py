@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from .activation import gate
 from .mid_batch import Tiles, mid_gate_up, mid_linear, mid_linear_add
 from .norm import rms_norm
-from .ops import Norm, Rotation
+from .operands import Norm, Rotation
 from .small_batch import Plan, small_linear
 from .small_batch import gate_up as small_gate_up
 from .small_batch import linear_add as small_linear_add

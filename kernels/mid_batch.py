@@ -27,7 +27,7 @@ from .launch import (
     start,
     wait_previous,
 )
-from .ops import Norm
+from .operands import Norm
 
 MOST_ROWS = 256
 LARGEST_WIDTH = 16384

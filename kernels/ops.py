@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, Protocol, cast
 
 import torch
 
 from .attention.meta import AttentionMeta
+from .operands import Norm, Rotation
 
 Activation = Literal["silu", "gelu_tanh"]
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """An RMS norm that stands before a linear layer: its weight [K], and what is added to that."""
-
-    weight: torch.Tensor
-    eps: float
-    offset: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """What `Ops.rope_write` needs beside q, k and v: see there."""
-
-    positions: torch.Tensor
-    slots: torch.Tensor
-    cos_sin: torch.Tensor
-    k_cache: torch.Tensor
-    v_cache: torch.Tensor
-    heads: int
-    kv_heads: int
-    head_dim: int
 
 
 class Ops(Protocol):

@@ -14,7 +14,7 @@ import torch
 from .gemv import few_rows_kernel, one_row_kernel
 from .launch import ceil_div, require, start
 from .norm import rms_norm
-from .ops import Rotation
+from .operands import Rotation
 from .rope import slot_stride
 
 MOST_ROWS = 16

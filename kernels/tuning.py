@@ -23,7 +23,7 @@ from triton.runtime.errors import OutOfResources
 from .activation import gate
 from .mid_batch import LARGEST_WIDTH, Tiles, mid_gate_up, mid_linear, mid_linear_add
 from .norm import rms_norm
-from .ops import Norm
+from .operands import Norm
 from .small_batch import (
     MOST_ROWS,
     Plan,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ..ops import Norm
+from ..operands import Norm
 from .activation import gate
 from .norm import rms_norm
 

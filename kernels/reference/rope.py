@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..ops import Rotation
+from ..operands import Rotation
 from .norm import rms_norm
 
 

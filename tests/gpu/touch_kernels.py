@@ -30,7 +30,7 @@ from ramet.kernels import (
 from ramet.kernels.attention import decode, extend, merge, tree
 from ramet.kernels.attention.meta import AttentionMeta
 from ramet.kernels.attention.worklist import make_list
-from ramet.kernels.ops import Norm, Rotation
+from ramet.kernels.operands import Norm, Rotation
 from ramet.kernels.reference.sampling import PROMPT_BIT
 
 BF16, I32, I64 = torch.bfloat16, torch.int32, torch.int64

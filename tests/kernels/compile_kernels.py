@@ -33,7 +33,7 @@ from ramet.kernels import (
 )
 from ramet.kernels.attention import decode, extend, merge, tree
 from ramet.kernels.attention.meta import AttentionMeta
-from ramet.kernels.ops import Norm, Rotation
+from ramet.kernels.operands import Norm, Rotation
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction

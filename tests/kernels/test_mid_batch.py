@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 
 from ramet.kernels.mid_batch import Tiles, mid_gate_up, mid_linear, mid_linear_add, sum_parts
-from ramet.kernels.ops import Norm
+from ramet.kernels.operands import Norm
 
 CUTS = [
     Tiles(64, 32, 4, 3),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from ramet.kernels.ops import Rotation
+from ramet.kernels.operands import Rotation
 from ramet.kernels.reference.rope import rope_write
 from ramet.kernels.small_batch import (
     Plan,

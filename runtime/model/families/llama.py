@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from ....kernels.attention.meta import AttentionMeta
-from ....kernels.ops import Norm
+from ....kernels.operands import Norm
 from ..layers.attention import Attention
 from ..layers.mlp import GatedMlp
 from ..layers.weights import Weights

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from ....kernels.attention.meta import AttentionMeta
-from ....kernels.ops import Norm, Ops, Rotation
+from ....kernels.operands import Norm, Rotation
+from ....kernels.ops import Ops
 from ..config import ModelConfig
 from .linear import make_linear
 from .weights import Weights

@@ -6,7 +6,8 @@ from typing import Protocol
 
 import torch
 
-from ....kernels.ops import Activation, Norm, Ops, Rotation
+from ....kernels.operands import Norm, Rotation
+from ....kernels.ops import Activation, Ops
 
 
 class Linear(Protocol):

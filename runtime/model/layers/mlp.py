@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ....kernels.ops import Norm, Ops
+from ....kernels.operands import Norm
+from ....kernels.ops import Ops
 from ..config import Activation, ModelConfig
 from .linear import make_linear
 from .weights import Weights
