@@ -114,8 +114,15 @@ class EngineConfig(ServerConfig, frozen=True, kw_only=True, omit_defaults=True):
     ) = None
     schedule_policy: Annotated[
         Literal["fcfs", "lpm", "dfs", "program"],
-        says("Who goes first: arrival, longest cached prefix, tree order, or whole programs."),
+        says(
+            "Who goes first: arrival, longest cached prefix, tree order, "
+            "or the program with least to do."
+        ),
     ] = "fcfs"
+    schedule_ageing: Annotated[
+        float,
+        says("Seconds after which who waits goes before those that the policy prefers.", gt=0.0),
+    ] = 5.0
     radix_eviction_policy: Annotated[
         Literal["lru", "lfu", "program"],
         says("What leaves the cache first; program keeps what live programs read again."),

@@ -70,6 +70,7 @@ def _assemble(config, address):  # type: ignore[no-untyped-def]
         max_waiting_tokens=config.max_queued_tokens or MOST_WAITING_TOKENS,
         classes=parse_classes(config.priority_classes),
         priority_ageing=config.priority_ageing,
+        ageing=config.schedule_ageing,
     )
     scheduler = Scheduler(
         limits,

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ..memory.radix_tree import Node, RadixTree
 from ..scheduler.batch import IntArray
+
+
+@dataclass(slots=True)
+class _Kept:
+    tokens: IntArray
+    node: Node | None
+    """Where its pin is; ``None``: its KV was never there."""
+    namespace: bytes = b""
 
 
 class Handles:
@@ -14,32 +24,46 @@ class Handles:
 
     def __init__(self, tree: RadixTree) -> None:
         self._tree = tree
-        self._kept: dict[int, tuple[IntArray, Node | None]] = {}
+        self._kept: dict[int, _Kept] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def keep(self, handle: int, tokens: IntArray, node: Node | None) -> None:
         """Remember a sequence; a handle used again forgets what it was."""
-        self.release(handle)
-        if node is not None:
-            self._tree.pin(node)
-        self._kept[handle] = (tokens, node)
+        self._put(handle, _Kept(tokens, node))
+
+    def mark(self, handle: int, tokens: IntArray, namespace: bytes) -> None:
+        """Remember a prefix that will be read again, and wish that what there is of it stay."""
+        self._put(handle, _Kept(tokens, self._tree.at(tokens, namespace), namespace))
+
+    def renew(self, handle: int) -> None:
+        """More of a marked prefix has been computed: wish that it stay too. One that was released
+        meanwhile is ignored."""
+        kept = self._kept.get(handle)
+        if kept is not None:
+            self.mark(handle, kept.tokens, kept.namespace)
 
     def extend(self, handle: int, length: int, ids: IntArray) -> IntArray | None:
         """The handle's first ``length`` tokens and then ``ids``; ``None`` if it does not have
         them."""
         kept = self._kept.get(handle)
-        if kept is None or not 0 <= length <= len(kept[0]):
+        if kept is None or not 0 <= length <= len(kept.tokens):
             return None
-        return np.concatenate((kept[0][:length], ids))
+        return np.concatenate((kept.tokens[:length], ids))
 
     def release(self, handle: int) -> None:
         """Forget a handle; an unknown one is ignored."""
         kept = self._kept.pop(handle, None)
-        if kept is not None and kept[1] is not None:
-            self._tree.unpin(kept[1])
+        if kept is not None and kept.node is not None:
+            self._tree.unpin(kept.node)
 
     def clear(self) -> None:
         for handle in list(self._kept):
             self.release(handle)
+
+    def _put(self, handle: int, kept: _Kept) -> None:
+        if kept.node is not None:
+            self._tree.pin(kept.node)
+        self.release(handle)
+        self._kept[handle] = kept

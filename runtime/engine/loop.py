@@ -184,6 +184,8 @@ class Engine:
                 )
             )
             return
+        for handle, length in message.marks:
+            peer.handles.mark(handle, request.tokens[:length], request.namespace)
         peer.requests[message.rid] = request
         self._endings.watch(request)
 
@@ -349,6 +351,8 @@ class Engine:
         spans = spans_of(request)
         if request.keep is not None and reason != "abort":
             peer.handles.keep(request.keep, request.tokens, node)
+        for handle in request.marks:
+            peer.handles.renew(handle)
         if reason == "abort" and error is None:
             error = ErrorInfo.of(AbortedError("the request was aborted"))
         else:

@@ -13,6 +13,7 @@ from .handles import Handles
 
 MAX_STOP_IDS = 1024
 """The request with the most sets how many every row is compared with, at every step."""
+MAX_MARKS = 256
 _INT32, _INT64 = 2**31, 2**63
 
 
@@ -25,6 +26,8 @@ def request_of(
     """
     if not 0 <= message.rid < _INT64:
         raise BadInputError(f"request ids must be in [0, 2^63), not {message.rid}", param="rid")
+    if not 0 <= message.remaining < _INT64:
+        raise BadInputError(f"remaining must not be {message.remaining}", param="remaining")
     check_sampling(message.sampling, vocab_size)
     tokens: IntArray | None = make_tokens(message.ids)
     if message.base is not None:
@@ -33,6 +36,13 @@ def request_of(
             return None
     if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab_size:
         raise BadInputError(f"token ids must be in [0, {vocab_size})", param="ids")
+    if len(message.marks) > MAX_MARKS:
+        raise BadInputError(f"{len(message.marks)} marks; at most {MAX_MARKS}", param="marks")
+    for _, length in message.marks:
+        if not 0 <= length <= len(tokens):
+            raise BadInputError(
+                f"a mark at {length} in a prompt of {len(tokens)} tokens", param="marks"
+            )
     return Request(
         rid=message.rid,
         connection=connection,
@@ -41,7 +51,9 @@ def request_of(
         prompt_len=len(tokens),
         namespace=message.namespace,
         program=message.program,
+        remaining=message.remaining,
         keep=message.keep,
+        marks=tuple(handle for handle, _ in message.marks),
         priority=message.priority,
         cls=message.cls,
         explain=message.explain,

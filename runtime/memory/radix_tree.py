@@ -128,6 +128,11 @@ class RadixTree:
             node = child
         return done
 
+    def at(self, tokens: TokenArray, namespace: bytes = b"") -> Node:
+        """The node that the longest cached prefix of ``tokens`` ends at; an edge that it ends
+        inside is split. That is no use of it."""
+        return self._walk(self.root(namespace), tokens, hit=None)[0]
+
     def insert(self, tokens: TokenArray, slots: SlotArray, namespace: bytes = b"") -> Match:
         """Put a computed prefix in, with the slots of its KV; returns its canonical slots and last
         node.
@@ -194,6 +199,7 @@ class RadixTree:
             assert at.pins > 0, "unpinned more often than pinned"
             at.pins -= 1
             at = at.parent
+        self._offer(node)  # it may go sooner now than its place in the heap says
 
     def evict(self, count: int) -> int:
         """Free at least ``count`` evictable slots, leaf by leaf in the policy's order, or all there
@@ -268,7 +274,7 @@ class RadixTree:
         return node
 
     def _walk(
-        self, node: Node, tokens: TokenArray, *, hit: int
+        self, node: Node, tokens: TokenArray, *, hit: int | None
     ) -> tuple[Node, list[SlotArray], int]:
         parts: list[SlotArray] = []
         done = 0
@@ -279,8 +285,9 @@ class RadixTree:
             same = common_prefix(child.tokens, tokens[done:])
             if same < len(child.tokens):
                 child = self._split(child, same)
-            child.last_use = self._clock
-            child.hits += hit
+            if hit is not None:
+                child.last_use = self._clock
+                child.hits += hit
             parts.append(child.slots)
             done += same
             node = child

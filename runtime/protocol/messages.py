@@ -189,7 +189,11 @@ class Submit(_Message, frozen=True, kw_only=True, tag="submit"):
     """Run one request. The prompt is the first ``base_len`` tokens of handle ``base`` (when given),
     then ``ids`` (int32). With ``keep``, the finished sequence, a sampled stop included, stays
     reachable under that handle until `Release`; ``base_len`` of the next request says how much of
-    it goes on. An aborted request keeps nothing."""
+    it goes on. An aborted request keeps nothing.
+
+    What the rest of its program, as far as it was sent, still does: ``remaining`` generations and
+    selections are to come; ``marks`` says by (handle, length) which prefixes of the prompt will be
+    read again. They stay reachable under their handles from now on until `Release`."""
 
     rid: int
     ids: bytes
@@ -199,6 +203,8 @@ class Submit(_Message, frozen=True, kw_only=True, tag="submit"):
     keep: int | None = None
     namespace: bytes = b""
     program: int = 0
+    remaining: int = 0
+    marks: tuple[tuple[int, int], ...] = ()
     priority: int = 0
     """Lower goes first, beside the priority of its class ``cls`` (empty: the usual one)."""
     cls: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from ..memory.kv_memory import KVMemory
@@ -48,24 +49,53 @@ class DepthFirst:
         return [*sorted(head, key=lambda r: (r.namespace, r.tokens.astype(">i4").tobytes())), *tail]
 
 
+@dataclass(slots=True)
+class _Program:
+    """What is known of a program that has had a request in the queue."""
+
+    began: float
+    """When its first request came, which may have ended long ago."""
+    latest: int = 0
+    """Of its requests, the serial of the latest, ..."""
+    remaining: int = 0
+    """... and what was to come after that one."""
+    waiting: int = 0
+
+
 class ProgramOrder:
-    """All requests of an older program before those of a younger, so that programs finish. A
-    program is as old as its first request, which may have ended long ago."""
+    """The program with the fewest requests left goes first, of those with as many the older one, so
+    that programs finish. What is left is what waits and what was said to come: all of a program
+    that was sent whole, the part that was sent of others. A request of no program is one of one."""
 
     def __init__(self) -> None:
-        self._began: dict[tuple[bytes, int], float] = {}
+        self._programs: dict[tuple[bytes, int], _Program] = {}
 
     def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
         del memory
-        ordered = sorted(waiting, key=lambda r: (self._age(r), r.arrival))
-        while len(self._began) > REMEMBERED:
-            del self._began[next(iter(self._began))]
+        programs = [self._of(request) for request in waiting]
+        for program in programs:
+            program.waiting = 0
+        for request, program in zip(waiting, programs):
+            program.waiting += 1
+            if request.serial >= program.latest:
+                program.latest, program.remaining = request.serial, request.remaining
+        keys = [
+            (program.waiting + program.remaining, program.began, request.arrival)
+            for request, program in zip(waiting, programs)
+        ]
+        ordered = [waiting[at] for at in sorted(range(len(waiting)), key=keys.__getitem__)]
+        while len(self._programs) > REMEMBERED:
+            del self._programs[next(iter(self._programs))]
         return ordered
 
-    def _age(self, request: Request) -> float:
-        if request.program == 0:  # of no program
-            return request.arrival
-        return self._began.setdefault((request.connection, request.program), request.arrival)
+    def _of(self, request: Request) -> _Program:
+        if request.program == 0:
+            return _Program(request.arrival)
+        key = request.connection, request.program
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = _Program(request.arrival)
+        return program
 
 
 POLICIES: dict[str, type[SchedulePolicy]] = {

@@ -24,7 +24,11 @@ class Request:
     prompt_len: int
     namespace: bytes = b""
     program: int = 0
+    remaining: int = 0
+    """Requests of its program that were known, but not sent, when this one was sent."""
     keep: int | None = None
+    marks: tuple[int, ...] = ()
+    """Handles of prefixes of the prompt that its program will read again."""
     priority: int = 0
     """Lower goes first; beside that of its class."""
     cls: str = ""

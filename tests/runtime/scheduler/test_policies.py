@@ -84,3 +84,54 @@ def test_the_queue_is_not_ordered_when_no_row_is_free(make_world):
     assert not asked
     world.run()
     assert {0, 1} <= set(world.done)
+
+
+def test_the_program_with_least_left_goes_first(make_world):
+    policy, memory = POLICIES["program"](), make_world().memory
+    long = [request(1, program=1, arrival=1.0), request(2, program=1, arrival=1.0)]
+    long[0].remaining, long[1].remaining = 8, 7
+    short = [request(3, program=2, arrival=2.0), request(4, program=3, arrival=3.0)]
+    short[0].remaining, short[1].remaining = 3, 2
+    waiting = [*long, *short]
+    for serial, each in enumerate(waiting, 1):
+        each.serial = serial
+    assert rids(policy.order(waiting, memory)) == [4, 3, 1, 2]
+    last = request(5, program=1, arrival=9.0)  # what is left of the long one is known anew
+    last.serial = 5
+    assert rids(policy.order([*short, last], memory)) == [5, 4, 3]
+
+
+def test_requests_of_no_program_and_of_other_connections_are_apart(make_world):
+    policy, memory = POLICIES["program"](), make_world().memory
+    mine = [request(rid, program=1, arrival=float(rid)) for rid in (1, 2, 3)]
+    other = request(4, program=1, arrival=4.0)
+    other.connection = b"other"
+    alone = [request(5, arrival=5.0), request(6, arrival=6.0)]
+    assert rids(policy.order([*mine, other, *alone], memory)) == [4, 5, 6, 1, 2, 3]
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_nobody_is_overtaken_for_longer_than_the_bound(make_world, monkeypatch, policy):
+    """A stream of newcomers, of every kind that a policy may like, comes faster than it is served:
+    whoever has waited for the bound goes before all that came later."""
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    world = make_world(policy=policy, rows=2)
+    dice = np.random.default_rng(3)
+    bound, admitted, waiting = world.scheduler.limits.ageing, {}, {}
+    for rid in range(150):
+        stem = dice.integers(0, 3) * 10
+        added = world.add(rid, [*range(stem, stem + 20), rid % 50], 1)
+        added.program, added.remaining = rid % 7, int(dice.integers(0, 9))
+        waiting[rid] = added
+        clock[0] += 0.4
+        if rid % 2:
+            world.step()
+        for each in [r for r in waiting.values() if r.admitted]:
+            admitted[each.rid] = waiting.pop(each.rid)
+    world.run()
+    assert len(world.done) == 150
+    for late in admitted.values():
+        for early in admitted.values():
+            if early.admitted > late.admitted and late.arrival > early.arrival:
+                assert late.admitted - early.arrival <= bound
