@@ -18,7 +18,9 @@ from .checks_schema import (
 )
 from .schema_document import Document, Node, Schema, pointer
 from .schema_exclusion import exclude, same
+from .schema_formats import PATTERNS
 from .schema_negation import negate
+from .schema_numbers import lower_numbers
 from .schema_values import barren
 
 _MOST_CHARACTERS = 4_000_000
@@ -42,6 +44,7 @@ def lower_schema(text: str) -> str:
     paths = {key: node.path for key, node in document.nodes.items()}
     document = Document(schema)
     check_supported(document, paths)
+    lower_numbers(document.reachable(), paths)
     dead = barren(document)
     if document.root.key in dead:
         raise GrammarError("no finite value can match the schema", where="#")
@@ -72,6 +75,8 @@ def _lower(document: Document, node: Node, schema: dict[str, Any]) -> None:
         name not in FORMATS | UNSUPPORTED_FORMATS or not may_be(schema, "string")
     ):
         del schema["format"]
+    elif name in PATTERNS:
+        _also(schema, {"pattern": PATTERNS[name]})
     if "uniqueItems" in schema and (
         schema["uniqueItems"] is False
         or schema.get("maxItems", 2) <= 1
