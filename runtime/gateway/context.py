@@ -14,6 +14,7 @@ from ..program.instructions import ChoicesMethod
 from ..protocol.errors import ProgramError
 from ..protocol.meta import MetaInfo
 from ..protocol.sampling import SamplingParams
+from .fork_point import ForkPoint
 from .generation import Generation, Sample, all_of
 from .history import History, Item, Segment
 from .request import Handle, IntArray
@@ -29,6 +30,7 @@ _REWRITES = (
     " cannot be used from there on"
 )
 _LONG_CHARACTERS = 50_000
+_MOST_POINTS = 8
 _NONE = np.empty(0, np.int32)
 
 
@@ -53,6 +55,10 @@ class EngineContext:
         self._handle: Handle | None = None
         self._handle_len = 0
         self._warnings: list[tuple[str, str]] = []
+        self._points: list[ForkPoint] = []
+        self._marks: tuple[tuple[int, int], ...] = ()
+        self._remaining = 0
+        self._reads = True
 
     # --- literal text ---
 
@@ -118,6 +124,25 @@ class EngineContext:
         self._warnings.append(("template_rewrites", _REWRITES))
 
     def fork(self) -> EngineContext:
+        child = self._copy()
+        child._handle = self._handle.acquire() if self._handle is not None else None
+        child._handle_len = self._handle_len
+        self._stand_at_fork()
+        child._points = [point.acquire() for point in self._points]
+        return child
+
+    def _stand_at_fork(self) -> None:
+        """What the engine does not keep yet of this stream's text will be read by several."""
+        if self._points and self._points[-1].is_at(self._ids, self._pending):
+            return
+        if self._pending or self._handle_len < len(self._ids):
+            if len(self._points) == _MOST_POINTS:
+                self._points.pop(0).release()  # the others begin with it
+            point = ForkPoint(self._ids, self._pending, self._copy()._prompt)
+            self._points.append(point.acquire())
+
+    def _copy(self) -> EngineContext:
+        """The same text, without what is held in the engine."""
         child = EngineContext(self._executor, self._program, self._namespace)
         child._ids = self._ids
         child._pending = [*self._pending]
@@ -126,8 +151,6 @@ class EngineContext:
         child._session = self._session.fork() if self._session is not None else None
         child._history = self._history.fork()
         child._strips = self._strips
-        child._handle = self._handle.acquire() if self._handle is not None else None
-        child._handle_len = self._handle_len
         return child
 
     def warnings(self) -> list[tuple[str, str]]:
@@ -135,7 +158,32 @@ class EngineContext:
         return told
 
     def close(self) -> None:
+        self.rest()
+
+    # --- what the program still does ---
+
+    def expect(self, remaining: int, reads: bool) -> None:
+        self._remaining, self._reads = remaining, reads
+
+    def rest(self) -> None:
         self._keep(None, 0)
+        self._leave_points()
+
+    def _leave_points(self) -> None:
+        points, self._points = self._points, []
+        for point in points:
+            point.release()
+
+    async def _look_ahead(self, prompt: IntArray) -> None:
+        """Have the next request mark what others of the program will read of its prompt."""
+        for point in self._points:
+            if (mark := await point.mark(prompt, self._executor.engine.new_handle)) is not None:
+                self._marks += (mark,)
+
+    async def share(self, prompt: IntArray, handle: Handle) -> None:
+        """Several requests that begin with ``prompt`` follow; the first keeps it in ``handle``."""
+        await self._look_ahead(prompt)
+        self._marks += ((handle.number, len(prompt)),)
 
     # --- cutting text into tokens ---
 
@@ -188,6 +236,7 @@ class EngineContext:
     def generation(self, prompt: IntArray, params: SamplingParams) -> Generation:
         """One request of this stream, resolved and ready to run."""
         executor = self._executor
+        marks, self._marks = self._marks, ()
         return Generation(
             executor.engine,
             executor.tokenizer,
@@ -198,6 +247,8 @@ class EngineContext:
             base_len=self._handle_len,
             namespace=self._namespace,
             program=self._program,
+            remaining=self._remaining,
+            marks=marks,
         )
 
     # --- generations ---
@@ -207,24 +258,27 @@ class EngineContext:
     ) -> list[GenResult]:
         del name
         prompt = await self._prompt()
+        await self._look_ahead(prompt)
         first = self.generation(prompt, sampling)
-        keep = first.keep = self._executor.engine.new_handle()
+        keep = first.keep = self._executor.engine.new_handle() if self._reads else None
 
         def on_piece(text: str, _: list[int], meta: MetaInfo | None) -> None:
             if on_delta is not None:
                 on_delta(text, meta)
 
         jobs = [first.run(on_piece if on_delta is not None else None)]
-        others = [replace(first.sample(i), keep=None) for i in range(1, sampling.n)]
+        others = [replace(first.sample(i), keep=None, marks=()) for i in range(1, sampling.n)]
         jobs += [other.run() for other in others]
         try:
             samples: list[Sample] = [await jobs[0]] if len(jobs) == 1 else await all_of(jobs)
         except BaseException:
-            keep.release()
+            if keep is not None:
+                keep.release()
             raise
         kept = samples[0].tokens[: samples[0].kept]
         self._settle(joined(prompt, kept))
         self._keep(keep, len(self._ids))
+        self._leave_points()
         self._history.add(np.asarray(kept, np.int32))
         if samples[0].carry:
             self._add((samples[0].carry, False))
@@ -238,14 +292,26 @@ class EngineContext:
         name: str | None,
     ) -> SelectResult:
         del name
-        scored = await score_choices(self, self._executor.tokenizer, choices, method, boundary)
+        keep = self._executor.engine.new_handle()
+        try:
+            scored = await score_choices(
+                self, self._executor.tokenizer, choices, method, boundary, keep
+            )
+        except BaseException:
+            keep.release()
+            raise
         self._settle(scored.ids)
+        self._keep(keep, scored.shared)
+        self._leave_points()
+        if not self._reads:
+            self.rest()
         self._history.add((choices[scored.index], self._role is None))
         return SelectResult(scored.index, scored.meta)
 
     async def warm(self) -> None:
         prompt = await self._prompt()
         if len(prompt):
+            await self._look_ahead(prompt)
             await self.generation(prompt, SCORE_ONLY).run()
 
     def bare(self) -> EngineContext:

@@ -125,6 +125,8 @@ class EngineClient:
         keep: Handle | None = None,
         namespace: bytes = b"",
         program: int = 0,
+        remaining: int = 0,
+        marks: tuple[tuple[int, int], ...] = (),
         streaming: bool = False,
     ) -> EngineRequest:
         """Send a request off. ``prompt`` is whole, also where it builds on ``base``.
@@ -142,6 +144,8 @@ class EngineClient:
             keep=keep,
             namespace=namespace,
             program=program,
+            remaining=remaining,
+            marks=marks,
             streaming=streaming,
         )
         self._requests[request.rid] = request

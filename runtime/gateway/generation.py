@@ -54,6 +54,10 @@ class Generation:
     keep: Handle | None = None
     namespace: bytes = b""
     program: int = 0
+    remaining: int = 0
+    """Requests of the program that are to come, as far as it was sent."""
+    marks: tuple[tuple[int, int], ...] = ()
+    """(handle, length) of prefixes that the program will read again."""
     name: str | None = None
     """``id`` in the meta info; by default made of the program's and the request's number."""
     counts_prompt: bool = True
@@ -78,6 +82,8 @@ class Generation:
             keep=self.keep,
             namespace=self.namespace,
             program=self.program,
+            remaining=self.remaining,
+            marks=self.marks,
             streaming=on_piece is not None,
         )
         if self.stopper is not None:

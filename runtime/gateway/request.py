@@ -59,12 +59,14 @@ class EngineRequest:
         "keep",
         "last_token_at",
         "logprobs",
+        "marks",
         "namespace",
         "origin",
         "program",
         "prompt",
         "prompt_logprobs",
         "prompt_tops",
+        "remaining",
         "rid",
         "sampling",
         "streaming",
@@ -83,6 +85,8 @@ class EngineRequest:
         keep: Handle | None = None,
         namespace: bytes = b"",
         program: int = 0,
+        remaining: int = 0,
+        marks: tuple[tuple[int, int], ...] = (),
         streaming: bool = False,
     ) -> None:
         self.rid = rid
@@ -94,6 +98,8 @@ class EngineRequest:
         self.namespace = namespace
         self.origin = origin.current()
         self.program = program
+        self.remaining = remaining
+        self.marks = marks
         self.streaming = streaming
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
@@ -122,6 +128,8 @@ class EngineRequest:
             keep=self.keep.number if self.keep is not None else None,
             namespace=self.namespace,
             program=self.program,
+            remaining=self.remaining,
+            marks=self.marks,
             priority=self.origin.priority,
             cls=self.origin.cls,
         )

@@ -15,7 +15,7 @@ from ..protocol.meta import ChoiceScore, LogprobEntry, MetaInfo
 from ..protocol.sampling import SamplingParams
 from .generation import all_of
 from .logprobs import token_text
-from .request import IntArray
+from .request import Handle, IntArray
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ class Scored:
 
     index: int
     ids: IntArray
+    shared: int
+    """How many leading tokens all choices have in common."""
     meta: MetaInfo
 
 
@@ -51,8 +53,10 @@ async def score_choices(
     choices: Sequence[str],
     method: ChoicesMethod,
     boundary: Literal["exact", "plain"],
+    keep: Handle,
 ) -> Scored:
-    """Score every choice as a continuation of the context. Equal ones are scored once.
+    """Score every choice as a continuation of the context. Equal ones are scored once. What they
+    have in common is kept in ``keep``.
 
     Raises `BadInputError` for no choices or an empty one, `ContextLengthError` for a long one.
     """
@@ -65,6 +69,8 @@ async def score_choices(
         candidates = await _exact(context, tokenizer, choices)
     else:
         candidates = await _plain(context, choices)
+    shared = candidates[0].start
+    await context.share(candidates[0].ids[:shared], keep)
     scores, cached = await _score(context, candidates)
     alone = None
     if method == "unconditional_likelihood_normalized":
@@ -97,7 +103,7 @@ async def score_choices(
         choices=rows,
         greedy_logprob_matrix=decision.greedy_matrix,
     )
-    return Scored(decision.index, winner.ids, meta)
+    return Scored(decision.index, winner.ids, shared, meta)
 
 
 async def _exact(

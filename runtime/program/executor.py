@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -82,6 +82,21 @@ class Context(Protocol):
 
     def close(self) -> None:
         """Give back what the context holds. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class LooksAhead(Protocol):
+    """A context that can use hints of what its program still does."""
+
+    def expect(self, remaining: int, reads: bool) -> None:
+        """Of the generation or selection that comes next: ``remaining`` are to come in the program
+        after it, as far as it was sent; ``reads``: this stream, or one forked from it, may have
+        one of them."""
+        ...
+
+    def rest(self) -> None:
+        """Nothing will be generated or selected on this stream, nor on one forked from it later."""
         ...
 
 

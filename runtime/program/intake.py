@@ -59,6 +59,8 @@ class Taken:
     choices: tuple[tuple[Resolved, ...], ...] = ()
     cell: Cell | None = None
     gathers: list[Gather] = field(default_factory=list[Gather])
+    to_come: bool = False
+    """Whether `Ahead` counts it."""
 
     def fail(self, error: ErrorInfo) -> None:
         """Fail all that this instruction would have bound."""

@@ -127,6 +127,7 @@ class Interpreter:
         if stream.error is not None:
             self._skip(taken, stream.error)
             return
+        self._steps.ahead.add(taken)
         stream.put(taken)
         if isinstance(instruction, Join):
             for number in instruction.children:
@@ -179,6 +180,7 @@ class Interpreter:
 
     def _skip(self, taken: Taken, error: ErrorInfo) -> None:
         """An instruction that will not happen: nothing it would have made will ever be there."""
+        self._steps.ahead.drop(taken)
         taken.fail(error)
         if isinstance(taken.instruction, Fork):
             for number in taken.instruction.children:

@@ -8,6 +8,7 @@ from typing import Any
 from ..protocol.errors import BadInputError, ErrorInfo, ProgramError
 from ..protocol.meta import MetaInfo
 from ..protocol.sampling import sampling_from
+from .ahead import Ahead, rest
 from .cell import Cell
 from .constraint import check_constraint
 from .events import Event, Synced, TextDelta, Value, Warned
@@ -46,6 +47,7 @@ class Steps:
         stream: bool,
         text_bytes: int,
     ) -> None:
+        self.ahead = Ahead()
         self._streams = streams
         self._start = start
         self._emit = emit
@@ -72,6 +74,7 @@ class Steps:
     async def run(self, stream: Stream, taken: Taken) -> None:
         """Raises what made the instruction fail."""
         instruction = taken.instruction
+        self.ahead.tell(stream, taken)
         await self._handlers[type(instruction)](stream, instruction, taken)
 
     # --- text ---
@@ -183,6 +186,7 @@ class Steps:
         children = [self._streams[number] for number in instruction.children]
         for child in children:
             stream.start_child(child)
+        rest(stream, stream.context)
         for child in children:
             self._start(child)
 

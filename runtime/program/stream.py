@@ -60,6 +60,11 @@ class Stream:
         self._closed = True
         self._rouse()
 
+    @property
+    def open(self) -> bool:
+        """Whether more may be put in."""
+        return not self._closed
+
     async def next(self) -> Taken | None:
         """The next instruction, or ``None`` when there will be none."""
         while not self.queue:

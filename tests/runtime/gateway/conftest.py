@@ -179,6 +179,7 @@ class FakeEngine:
                 return
             ids = kept[: submit.base_len] + ids
         self.prompts.append(ids)
+        self.handles.update({handle: ids[:length] for handle, length in submit.marks})
         stops = submit.sampling.stops
         self.running[submit.rid] = {
             "submit": submit,
