@@ -67,6 +67,14 @@ class Backend(ABC):
         """What runs there, and how full it is."""
         raise self._lacks("server_info")
 
+    def explain(
+        self, prompt: str, other: str | None = None, *, cache_salt: str | None = None
+    ) -> dict[str, Any]:
+        """Where a prompt leaves what is cached there now, or another prompt: ``explanation``, as
+        `generate` gives it with ``explain``, and how many tokens the prompts have."""
+        del prompt, other, cache_salt
+        raise self._lacks("explain")
+
     def shutdown(self) -> None:
         """Let go of connections and processes. Idempotent."""
         return

@@ -129,14 +129,14 @@ class Connection:
         if self.lost is None:
             self._wire.post(data)
 
-    async def control(self, op: Any) -> dict[str, Any]:
-        """Ask, and wait for the answer."""
+    async def control(self, op: Any, **asked: Any) -> dict[str, Any]:
+        """Ask (``asked`` are more fields of `Control`), and wait for the answer."""
         if self.lost is not None:
             raise self.lost.exception()
         number = next(self.numbers)
         reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._controls[number] = reply
-        self.send(Control(id=number, op=op))
+        self.send(Control(id=number, op=op, **asked))
         try:
             return await reply
         finally:

@@ -49,18 +49,20 @@ class GeneratingBackend(Backend):
         stream: bool = False,
         rid: str | Sequence[str] | None = None,
         cache_salt: str | None = None,
+        explain: bool = False,
     ) -> Any:
         """Continue a text, in which special tokens are parsed, or token ids, used as they are.
 
         Returns ``{"text", "output_ids", "meta_info"}``; for a list of prompts and for ``n`` > 1 a
         list of those. ``max_new_tokens`` 0 scores the prompt only. With ``stream`` an iterator: an
         item holds all of the text and ids so far (with an ``index`` where there are several).
+        ``explain``: the reply's ``meta_info["explain"]`` says where the prompt left the cache.
 
         Raises `BadInputError`, `ContextLengthError`, `BackendError`; Ctrl-C aborts the request.
         """
         jobs = jobs_for(
             prompt, input_ids, sampling_params, return_logprob, logprob_start_len,
-            top_logprobs_num, stream, rid, cache_salt,
+            top_logprobs_num, stream, rid, cache_salt, explain,
         )  # fmt: skip
         connection = self.connection()
         pieces: queue.SimpleQueue[tuple[int, Generated | ErrorInfo]] = queue.SimpleQueue()
@@ -92,11 +94,12 @@ class GeneratingBackend(Backend):
         stream: bool = False,
         rid: str | Sequence[str] | None = None,
         cache_salt: str | None = None,
+        explain: bool = False,
     ) -> Any:
         """As `generate`, for asyncio; ``stream`` gives an async iterator. Cancelling aborts."""
         jobs = jobs_for(
             prompt, input_ids, sampling_params, return_logprob, logprob_start_len,
-            top_logprobs_num, stream, rid, cache_salt,
+            top_logprobs_num, stream, rid, cache_salt, explain,
         )  # fmt: skip
         connection = self.connection()
         loop = asyncio.get_running_loop()

@@ -115,4 +115,5 @@ def _body(message: Generate) -> dict[str, Any]:
         "stream": message.stream,
         "cache_salt": message.cache_salt,
         "return_text_in_logprobs": True,
+        "explain": message.explain,
     }

@@ -73,6 +73,12 @@ class HttpBackend(GeneratingBackend):
     def server_info(self) -> dict[str, Any]:
         return _loop.run(self._client.get("/server_info"))
 
+    def explain(
+        self, prompt: str, other: str | None = None, *, cache_salt: str | None = None
+    ) -> dict[str, Any]:
+        body = {"prompt": prompt, "other": other, "cache_salt": cache_salt}
+        return _loop.run(self._client.post("/v1/cache/explain", body))
+
     def shutdown(self) -> None:
         if self._connection.lost is None:
             why = f"this backend ({self.address}) was shut down"

@@ -33,6 +33,7 @@ def jobs_for(
     stream: bool,
     rid: str | Sequence[str] | None,
     cache_salt: str | None,
+    explain: bool = False,
 ) -> Jobs:
     """One message a prompt, checked. Raises `BadInputError` naming what was wrong."""
     prompts, many = _prompts(prompt, input_ids)
@@ -44,6 +45,8 @@ def jobs_for(
         raise BadInputError(f"stream must be True or False, not {stream!r}", param="stream")
     if cache_salt is not None and not isinstance(cache_salt, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BadInputError(f"cache_salt must be a string, not {cache_salt!r}", param="cache_salt")
+    if not isinstance(explain, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise BadInputError(f"explain must be True or False, not {explain!r}", param="explain")
     extra: dict[str, Any] = {}
     if return_logprob or top_logprobs_num:
         extra["return_logprob"] = True
@@ -62,6 +65,7 @@ def jobs_for(
                 sampling=merged,
                 stream=stream,
                 cache_salt=cache_salt,
+                explain=explain,
             )
         )
     if len({message.rid for message in messages}) < len(messages):

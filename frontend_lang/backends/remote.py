@@ -141,6 +141,13 @@ class RemoteBackend(GeneratingBackend):
     def server_info(self) -> dict[str, Any]:
         return _loop.run(self.connection().control("server_info"))
 
+    def explain(
+        self, prompt: str, other: str | None = None, *, cache_salt: str | None = None
+    ) -> dict[str, Any]:
+        connection = self.connection()
+        asked = {"prompt": prompt, "other": other, "cache_salt": cache_salt}
+        return _loop.run(connection.control("explain", **asked))
+
     def shutdown(self) -> None:
         self._drop(ErrorInfo("backend", f"this backend ({self.address}) was shut down"))
 

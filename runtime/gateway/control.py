@@ -7,7 +7,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import BackendError, RametError
+from ..protocol.messages import Control
 from .engine_client import EngineClient
+from .explanation import between, explain
+from .generate import prompt_ids
 
 if TYPE_CHECKING:
     from .service import Service
@@ -43,3 +46,12 @@ async def server_info(service: Service) -> dict[str, Any]:
         "clients": service.clients,
         **await engine.ask("info"),
     }
+
+
+async def explain_prompt(service: Service, asked: Control) -> dict[str, Any]:
+    """Where a prompt leaves the caller's cache, or another prompt. Raises `BadInputError`."""
+    executor = service.executor
+    ids = prompt_ids(executor, asked.prompt, None)
+    if asked.other is not None:
+        return between(executor, ids, prompt_ids(executor, asked.other, None))
+    return await explain(executor, ids, asked.cache_salt)

@@ -128,6 +128,7 @@ class EngineClient:
         remaining: int = 0,
         marks: tuple[tuple[int, int], ...] = (),
         streaming: bool = False,
+        explain: bool = False,
     ) -> EngineRequest:
         """Send a request off. ``prompt`` is whole, also where it builds on ``base``.
 
@@ -147,6 +148,7 @@ class EngineClient:
             remaining=remaining,
             marks=marks,
             streaming=streaming,
+            explain=explain,
         )
         self._requests[request.rid] = request
         self._send(request.submit())
@@ -159,14 +161,18 @@ class EngineClient:
             self._send(Abort(rids=[request.rid]))
 
     async def ask(
-        self, op: Literal["flush", "info", "shutdown"], timeout_s: float = 60.0
+        self,
+        op: Literal["flush", "info", "shutdown", "explain", "tree"],
+        timeout_s: float = 60.0,
+        **asked: Any,
     ) -> dict[str, Any]:
-        """Ask for what is no generation. Raises the engine's error; `BackendError` for silence."""
+        """Ask for what is no generation; ``asked`` are more fields of `Ask`. Raises the engine's
+        error; `BackendError` for silence."""
         if self._gone is not None:
             raise BackendError(self._gone)
         number = next(self._rids)
         answer = self._asked[number] = self._loop.create_future()
-        self._send(Ask(id=number, op=op))
+        self._send(Ask(id=number, op=op, **asked))
         try:
             return await asyncio.wait_for(answer, timeout_s)
         except TimeoutError:

@@ -45,6 +45,7 @@ async def generate(
         program=program,
         name=message.rid,
         stopper=stopper,
+        explain=message.explain,
     )
     jobs = []
     for index in range(params.n):

@@ -16,6 +16,7 @@ from ..protocol.sampling import SamplingParams
 from .detokenizer import Detokenizer
 from .engine_client import EngineClient
 from .engine_sampling import MAX_SEED
+from .explanation import explanation
 from .logprobs import output_entries, prompt_entries, special_text
 from .request import EngineRequest, Handle, IntArray
 from .stopper import Stopper
@@ -64,6 +65,7 @@ class Generation:
     """For metrics: of several samples, the first counts the prompt."""
 
     stopper: Stopper | None = None
+    explain: bool = False
 
     def sample(self, index: int) -> Generation:
         """The same for another sample: with a seed of its own."""
@@ -85,6 +87,7 @@ class Generation:
             remaining=self.remaining,
             marks=self.marks,
             streaming=on_piece is not None,
+            explain=self.explain,
         )
         if self.stopper is not None:
             self.stopper.watch(request)
@@ -102,7 +105,7 @@ class Generation:
         return Sample(whole, request.tokens, kept, carry, self._meta(request, finish, began))
 
     def _meta(self, request: EngineRequest, finish: Finish, began: float) -> MetaInfo:
-        first = request.first_token_at
+        first, found = request.first_token_at, finish.divergence
         output, output_tops = None, None
         if self.params.return_logprob or self.params.top_logprobs_num:
             output, output_tops = output_entries(request, self.tokenizer)
@@ -119,6 +122,7 @@ class Generation:
             output_token_logprobs=output,
             input_top_logprobs=prompt_tops,
             output_top_logprobs=output_tops,
+            explain=None if found is None else explanation(self.tokenizer, self.prompt, found),
         )
 
 

@@ -54,6 +54,7 @@ class EngineRequest:
         "base",
         "base_len",
         "error",
+        "explain",
         "finish",
         "first_token_at",
         "keep",
@@ -88,6 +89,7 @@ class EngineRequest:
         remaining: int = 0,
         marks: tuple[tuple[int, int], ...] = (),
         streaming: bool = False,
+        explain: bool = False,
     ) -> None:
         self.rid = rid
         self.prompt = prompt
@@ -101,6 +103,7 @@ class EngineRequest:
         self.remaining = remaining
         self.marks = marks
         self.streaming = streaming
+        self.explain = explain
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.tops: list[TopLogprobs | None] = []
@@ -132,6 +135,7 @@ class EngineRequest:
             marks=self.marks,
             priority=self.origin.priority,
             cls=self.origin.cls,
+            explain=self.explain,
         )
 
     def add_prompt_logprobs(self, piece: PromptLogprobs) -> None:

@@ -37,7 +37,7 @@ from ..protocol.messages import (
 from . import origin
 from .client import Client
 from .clients import Clients
-from .control import flush_cache, server_info
+from .control import explain_prompt, flush_cache, server_info
 from .executor import EngineExecutor
 from .generate import generate
 from .running import RunningProgram
@@ -287,6 +287,8 @@ class Service:
             try:
                 if message.op == "flush_cache":
                     data = await flush_cache(self.executor.engine)
+                elif message.op == "explain":
+                    data = await explain_prompt(self, message)
                 else:
                     data = await server_info(self)
             except Exception as error:

@@ -78,6 +78,8 @@ class Generate(_Message, frozen=True, kw_only=True, tag="generate"):
     sampling: dict[str, Any] = {}
     stream: bool = False
     cache_salt: str | None = None
+    explain: bool = False
+    """Whether the end is to say where the prompt left what was cached."""
 
 
 class AbortGenerate(_Message, frozen=True, kw_only=True, tag="abort"):
@@ -87,10 +89,14 @@ class AbortGenerate(_Message, frozen=True, kw_only=True, tag="abort"):
 
 
 class Control(_Message, frozen=True, kw_only=True, tag="control"):
-    """Ask for something that is not a generation. Answered by `ControlReply`."""
+    """Ask for something that is not a generation. Answered by `ControlReply`. ``explain``: where
+    ``prompt`` leaves what is cached, or ``other``, where it is given."""
 
     id: int
-    op: Literal["flush_cache", "server_info"]
+    op: Literal["flush_cache", "server_info", "explain"]
+    prompt: str | None = None
+    other: str | None = None
+    cache_salt: str | None = None
 
 
 ClientMessage = (

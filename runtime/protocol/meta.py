@@ -28,6 +28,27 @@ class ChoiceScore(msgspec.Struct, frozen=True, omit_defaults=True):
     normalized_unconditional_prompt_logprobs: float | None = None
 
 
+class Explanation(msgspec.Struct, frozen=True):
+    """Where a prompt left the cached path: its first ``index`` tokens were cached (a little less
+    may have been used: the last token of a prompt is always computed). ``before`` and ``after`` are
+    the prompt's text on both sides, ``token`` its first token behind.
+
+    ``reason``: the cached paths go on with other tokens (differs), or do not go on (ends); all of
+    the prompt was there (whole); nothing is cached (empty), or ever (off). ``neighbour`` is the
+    text of the cached path that is most like the prompt from there on, ``neighbour_token`` its
+    first token, ``hits`` how often it was found; it is one of ``branches`` ways on."""
+
+    index: int
+    reason: Literal["differs", "ends", "whole", "empty", "off"]
+    before: str
+    after: str
+    token: int | None = None
+    neighbour: str | None = None
+    neighbour_token: int | None = None
+    branches: int = 0
+    hits: int = 0
+
+
 class MetaInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
     """``meta_info`` of a reply. Log-probs are natural, of the raw logits; token counts include the
     sampled stop token. ``latency`` and ``ttft`` are in seconds, as the gateway saw them."""
@@ -45,6 +66,7 @@ class MetaInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
     output_top_logprobs: list[list[LogprobEntry] | None] | None = None
     choices: list[ChoiceScore] | None = None
     greedy_logprob_matrix: list[list[float]] | None = None
+    explain: Explanation | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """As plain data. ``finish_reason`` stays a dict; absent fields are left out. Of a select,

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ...version import version
-from . import admin, programs
+from . import admin, cache, programs
 from .answers import error_answer
 from .chat import chat_completions
 from .completions import completions
@@ -48,6 +48,7 @@ FORMS: dict[str, type[msgspec.Struct]] = {
     "/v1/score": ScoreForm,
     "/v1/programs": ProgramForm,
     "/v1/programs/{id}/append": AppendForm,
+    "/v1/cache/explain": cache.ExplainForm,
     "/abort": AbortForm,
     "/abort_request": AbortForm,
 }
@@ -89,6 +90,8 @@ ROUTES: tuple[tuple[str, tuple[str, ...], Handler], ...] = (
     ("/abort", ("POST",), admin.abort),
     ("/abort_request", ("POST",), admin.abort),
     ("/flush_cache", ("GET", "POST"), admin.flush),
+    ("/v1/cache/explain", ("GET", "POST"), cache.explain_prompt),
+    ("/v1/cache/tree", ("GET",), cache.tree),
 )
 
 
@@ -103,7 +106,7 @@ def make_app(state: HttpState) -> FastAPI:
                 methods=[method],
                 response_class=JSONResponse,
                 operation_id=f"{method.lower()}{re.sub(r'[^a-z]+', '_', path)}",
-                openapi_extra=described(path, FORMS.get(path)),
+                openapi_extra=described(path, None if method == "GET" else FORMS.get(path)),
             )
     app.add_middleware(Guard, state=state)
     app.add_exception_handler(HTTPException, _framework_error)

@@ -37,7 +37,8 @@ async def chat_completions(state: HttpState, request: Request) -> Response:
         template=form.chat_template,
     )
     rid = new_id("chatcmpl", request, form.request_id)
-    run = Run(state, live, rid, [asked.ids], [sampling | asked.sampling], form.cache_salt)
+    samplings = [sampling | asked.sampling]
+    run = Run(state, live, rid, [asked.ids], samplings, form.cache_salt, explain=form.explain)
     answer = ChatAnswer(state, live, form, rid, asked.voice)
     if form.stream:
         return Events(await opened(request, answer.events(run)), {"X-Request-Id": rid})

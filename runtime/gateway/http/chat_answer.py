@@ -13,6 +13,7 @@ from .run import Run
 from .shapes import (
     chat_logprobs,
     ending,
+    explained,
     matched_text,
     prompt_logprobs,
     top_of,
@@ -53,6 +54,7 @@ class ChatAnswer:
                 "message": self._message(speech, text),
                 "logprobs": self._logprobs(meta),
                 **self._ending(meta, speech),
+                **explained(meta),
             }
             if self._form.return_token_ids:
                 choice["token_ids"] = result.output_ids[index]
@@ -135,7 +137,10 @@ class ChatAnswer:
                 said += speech.push(matched_text(meta, self._tokenizer))
             said += speech.finish()
             choices = [self._choice(index, delta) for delta in self._deltas(said)]
-            return [*choices, self._choice(index, {}) | self._ending(meta, speech)]
+            return [
+                *choices,
+                self._choice(index, {}) | self._ending(meta, speech) | explained(meta),
+            ]
         deltas = self._deltas(speech.push(piece.texts[index]))
         logprobs = self._logprobs(meta) if meta.output_token_logprobs else None
         if not deltas and (logprobs or self._form.return_token_ids or self._form.continuous_usage):

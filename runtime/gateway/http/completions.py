@@ -19,6 +19,7 @@ from .run import Run
 from .shapes import (
     completion_logprobs,
     ending,
+    explained,
     matched_text,
     new_id,
     prompt_logprobs,
@@ -41,7 +42,8 @@ async def completions(state: HttpState, request: Request) -> Response:
     start = form.add_special_tokens is not False
     ids = [await ids_of_prompt(live.executor, prompt, start=start) for prompt in prompts]
     rid = new_id("cmpl", request, form.request_id)
-    run = Run(state, live, rid, ids, [sampling] * len(ids), form.cache_salt)
+    samplings = [sampling] * len(ids)
+    run = Run(state, live, rid, ids, samplings, form.cache_salt, explain=form.explain)
     decode = live.executor.tokenizer.decode
     texts = [p if isinstance(p, str) else decode(p, skip_special=False) for p in prompts]
     answer = _Answer(state, live, form, rid, texts)
@@ -93,6 +95,7 @@ class _Answer:
         }
         if form.prompt_logprobs is not None:
             choice["prompt_logprobs"] = prompt_logprobs(meta, form.prompt_logprobs)
+        choice |= explained(meta)
         if form.return_token_ids:
             choice["token_ids"] = result.output_ids[sample]
         return choice
@@ -150,7 +153,7 @@ class _Answer:
         if piece.done:
             if self._form.include_stop_str_in_output:
                 choice["text"] = matched_text(meta, self._tokenizer)
-            choice |= ending(meta, self._tokenizer.eos_ids)
+            choice |= ending(meta, self._tokenizer.eos_ids) | explained(meta)
             return choice
         choice |= {"finish_reason": None, "stop_reason": None}
         if self._form.logprobs is not None and meta.output_token_logprobs:

@@ -13,8 +13,8 @@ OPEN_PATHS = frozenset(("/health", "/health_generate", "/ready"))
 """Asked by probes, which hold no key; they tell nothing of what clients do."""
 METRICS_PATHS = frozenset(("/metrics",))
 """Open, unless there is a key for them."""
-ADMIN_PATHS = frozenset(("/flush_cache",))
-"""What touches everybody's work."""
+ADMIN_PATHS = frozenset(("/flush_cache", "/v1/cache/tree"))
+"""What touches, or shows, everybody's work."""
 
 
 class Guard:

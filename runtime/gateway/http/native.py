@@ -40,7 +40,7 @@ async def generate_native(state: HttpState, request: Request) -> Response:
     ids = [await ids_of_prompt(live.executor, prompt) for prompt in prompts]
     rids = _rids(form, count)
     apart = rids if isinstance(form.rid, list) else [rids[0]] * count
-    run = Run(state, live, rids[0], ids, samplings, form.cache_salt, apart)
+    run = Run(state, live, rids[0], ids, samplings, form.cache_salt, apart, form.explain)
     with_text = bool(form.return_text_in_logprobs)
     if form.stream:
         events = _events(run, rids, batched, with_text, [len(prompt) for prompt in ids])

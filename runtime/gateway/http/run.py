@@ -44,6 +44,7 @@ class Run:
         samplings: Sequence[dict[str, Any]],
         cache_salt: str | None = None,
         rids: Sequence[str] | None = None,
+        explain: bool | None = None,
     ) -> None:
         samples = sum(int(sampling.get("n") or 1) for sampling in samplings)
         if samples > state.limits.samples:
@@ -54,6 +55,7 @@ class Run:
         self._prompts = prompts
         self._samplings = samplings
         self._salt = cache_salt
+        self._explain = bool(explain)
         self._parts = {name: Part(name) for name in rids or ()}
         self._stoppers = [self._parts[name].stopper for name in rids or ()]
         self._task: asyncio.Task[list[Generated]] | None = None
@@ -116,6 +118,7 @@ class Run:
             sampling=self._samplings[number],
             stream=stream,
             cache_salt=self._salt,
+            explain=self._explain,
         )
         program = next(self._state.numbers)
         executor = self._live.executor

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 
 from ...protocol.meta import LogprobEntry, MetaInfo
@@ -60,6 +61,11 @@ def ending(meta: MetaInfo, eos_ids: Sequence[int]) -> dict[str, Any]:
         "finish_reason": finish.type,
         "stop_reason": None if isinstance(matched, int) and matched in eos_ids else matched,
     }
+
+
+def explained(meta: MetaInfo) -> dict[str, Any]:
+    """``explain``, where it was asked for: where the prompt left the cache."""
+    return {} if meta.explain is None else {"explain": msgspec.to_builtins(meta.explain)}
 
 
 def matched_text(meta: MetaInfo, tokenizer: Tokenizer) -> str:
