@@ -59,7 +59,7 @@ async def models(state: HttpState, request: Request) -> Response:
         "permission": [],
     }
     name = request.path_params.get("name")
-    if name is None:
+    if not name:  # none, or nothing behind a slash
         return json_answer({"object": "list", "data": [card]})
     state.need_model(name)
     return json_answer(card)

@@ -97,15 +97,24 @@ def bounded(head_bytes: int) -> type[HttpToolsProtocol]:
                 self._timer = None
 
         def _refuse(self, error: HttpError) -> None:
-            if not self._answering:  # else it would fall into that answer
-                body = msgspec.json.encode(error.body)
-                self.transport.write(
-                    STATUS_LINE[error.status]
-                    + b"content-type: application/json\r\nconnection: close\r\n"
-                    + b"content-length: %d\r\n\r\n%b" % (len(body), body)
-                )
             self._refused = True
             self._have_head()
+            cycle: Any = self.cycle
+            if self._answering and (self._head is not None or cycle.response_started):
+                cycle.keep_alive = False  # it would fall into that answer: hang up behind it
+                return
+            if self._head is None:  # wrong inside of a body: there is one answer to a request
+                if cycle.response_complete:
+                    self.transport.close()
+                    return
+                cycle.disconnected = True
+                cycle.message_event.set()
+            body = msgspec.json.encode(error.body)
+            self.transport.write(
+                STATUS_LINE[error.status]
+                + b"content-type: application/json\r\nconnection: close\r\n"
+                + b"content-length: %d\r\n\r\n%b" % (len(body), body)
+            )
             if self.transport.can_write_eof():
                 self.transport.write_eof()
             self._timer = self.loop.call_later(LINGER_S, self.transport.close)

@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from ...protocol.errors import BadInputError
 from ...protocol.sampling import sampling_from
 from .answers import while_connected
 from .forms import OpenAIForm
@@ -17,8 +18,18 @@ def sampling_of(live: Live, form: OpenAIForm) -> dict[str, Any]:
     """The request's parameters over the model's defaults. Raises `BadInputError`."""
     given = form.sampling()
     merged = {**live.defaults, **given}
-    sampling_from(merged).check(live.executor.tokenizer.vocab_size)
+    try:
+        sampling_from(merged).check(live.executor.tokenizer.vocab_size)
+    except BadInputError as error:
+        raise BadInputError(
+            _theirs(error.message), param=_theirs(error.param or "") or None
+        ) from None
     return merged
+
+
+def _theirs(text: str) -> str:
+    """Parameters under the names that these requests have for them."""
+    return text.replace("_new_tokens", "_tokens")
 
 
 async def opened(

@@ -56,6 +56,8 @@ _REFUSED = {
     "prediction": "predicted outputs are not supported",
     "web_search_options": "web search is not supported",
 }
+_MOST_NOTED = 1000
+_noted: set[str] = set()
 _NO_TOOLS = (None, "none", "auto")
 _EMPTY = (None, False, 0, "", [], {})
 
@@ -83,7 +85,11 @@ def refuse(body: Mapping[str, Any], known: frozenset[str] = frozenset()) -> None
 
 
 def note_unknown(body: Mapping[str, Any], known: frozenset[str]) -> None:
-    """One line in the log for fields that mean nothing here."""
+    """One line in the log for fields that mean nothing here, and none when they come again."""
     extra = [name for name in body if name not in known and name not in _REFUSED]
-    if extra:
-        log.info("ignored fields of a request: %s", cut(ascii(", ".join(sorted(extra)))))
+    if not extra or len(_noted) >= _MOST_NOTED:
+        return
+    line = cut(ascii(", ".join(sorted(extra))))
+    if line not in _noted:
+        _noted.add(line)
+        log.info("ignored fields of a request: %s", line)

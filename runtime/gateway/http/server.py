@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from ...protocol.errors import BackendError, BadInputError
 from .app import make_app
 from .intake import bounded
+from .pages import OwnPages
 from .state import HttpState
 
 log = logging.getLogger(__name__)
@@ -99,6 +100,7 @@ class HttpServer:
         scheme = "http" if tls is None else "https"
         self.url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         app = make_app(state)
+        app.add_middleware(OwnPages, state=state, origins=cors_origins)
         if cors_origins:
             # Outside of what asks for the key: a browser's question before the request has none.
             app.add_middleware(

@@ -36,6 +36,7 @@ class ResponseForm(OpenAIForm, kw_only=True):
     truncation: str | None = None
     conversation: str | dict[str, Any] | None = None
     context_management: list[dict[str, Any]] | None = None
+    prompt: Any = None
     user: str | None = None
 
     def check(self) -> None:
@@ -58,6 +59,10 @@ class ResponseForm(OpenAIForm, kw_only=True):
             raise bad("conversation: use previous_response_id", "conversation")
         if self.context_management:
             raise bad("context_management: prompts are not cut", "context_management")
+        if self.prompt is not None:
+            raise bad("prompt: none are stored here; write instructions and input", "prompt")
+        if self.prompt_logprobs is not None:
+            raise bad("prompt_logprobs: a response has no place for them", "prompt_logprobs")
         if self.background and self.store is False:
             raise bad("background needs store: nobody could read the answer", "background")
         if self.background and self.stream:

@@ -1,0 +1,150 @@
+"""Ids, names, broken bodies and foreign pages: what is odd about one request at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from urllib.parse import urlsplit
+
+import pytest
+
+CHAT = {"messages": [{"role": "user", "content": "a"}]}
+ASKS = {
+    "/v1/completions": {"prompt": "a", "max_tokens": 2},
+    "/v1/chat/completions": {**CHAT, "max_tokens": 2},
+    "/v1/responses": {"input": "a", "max_output_tokens": 2},
+    "/v1/score": {"query": "a", "items": ["b"], "label_token_ids": [1]},
+}
+
+
+def refused(reply, param: str | None = None) -> str:
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert error["param"] == param
+    return error["message"]
+
+
+# --- ids and names --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [({"max_tokens": 10**30}, "max_tokens"), ({"max_tokens": 2, "min_tokens": 3}, "min_tokens")],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_an_error_names_a_field_as_the_client_wrote_it(site, path, given, param):
+    message = refused(await site.post(path, **ASKS[path] | given), param)
+    assert param in message
+    assert "new_tokens" not in message
+
+
+@pytest.mark.parametrize("field", [{"prompt": {"id": "pmpt_1"}}, {"prompt_logprobs": 2}])
+async def test_a_response_refuses_what_it_would_leave_out(site, field):
+    refused(await site.post("/v1/responses", input="a", **field), next(iter(field)))
+
+
+async def test_the_list_of_models_with_a_slash_is_the_list(site):
+    assert (await site.http.get("/v1/models/")).json()["object"] == "list"
+
+
+async def test_fields_that_mean_nothing_are_told_of_once(site, caplog):
+    caplog.set_level(logging.INFO)
+    for _ in range(3):
+        await site.post("/v1/completions", prompt="a", max_tokens=1, brand_new=1, other=2)
+    lines = [r.getMessage() for r in caplog.records if "brand_new" in r.getMessage()]
+    assert len(lines) == 1
+    assert "other" in lines[0]
+
+
+# --- what is no HTTP ------------------------------------------------------------------------------
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+
+
+async def exchange(url: str, sent: bytes) -> bytes:
+    """All that the server says until it hangs up."""
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    writer.write(sent)
+    try:
+        return await asyncio.wait_for(reader.read(), 5)
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabcdef\r\n",
+        HEAD + b"Transfer-Encoding: gzip\r\n\r\n",
+    ],
+)
+async def test_a_body_that_is_no_http_is_a_400(site, sent):
+    data = await exchange(site.url, sent)
+    head, _, body = data.partition(b"\r\n\r\n")
+    assert head.split()[1] == b"400", data
+    assert json.loads(body)["error"]["code"] == 400
+    assert data.count(b"HTTP/1.1") == 1
+    await site.idle()
+
+
+async def test_what_follows_a_request_does_not_take_its_answer(site):
+    body = b'{"prompt": "ab", "max_tokens": 3}'
+    whole = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    data = await exchange(site.url, whole + b"no HTTP at all\r\n\r\n")
+    assert data.startswith(b"HTTP/1.1 200"), data
+    assert b'"finish_reason":"length"' in data
+    assert data.count(b"HTTP/1.1") == 1
+
+
+# --- pages of other sites -------------------------------------------------------------------------
+
+PLAIN = {"Content-Type": "text/plain"}  # what a page may send without asking first
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_foreign"),
+    [
+        ({"Origin": "https://evil.example"}, True),
+        ({"Origin": "null"}, True),
+        ({"Sec-Fetch-Site": "cross-site"}, True),
+        ({"Sec-Fetch-Site": "same-site", "Origin": "http://localhost:3000"}, True),
+        ({"Sec-Fetch-Site": "same-origin", "Origin": "https://behind.a.proxy"}, False),
+        ({"Sec-Fetch-Site": "none"}, False),
+        ({"Origin": "http://here.example:80", "Host": "here.example:80"}, False),
+        ({}, False),
+    ],
+)
+async def test_a_page_of_another_site_sets_nothing_going(site, headers, is_foreign):
+    sent = json.dumps(ASKS["/v1/completions"])
+    reply = await site.http.post("/v1/completions", content=sent, headers={**PLAIN, **headers})
+    assert reply.status_code == (403 if is_foreign else 200)
+    if is_foreign:
+        assert "--cors-origin" in reply.json()["error"]["message"]
+        assert not site.engine.finished
+    reply = await site.http.get("/flush_cache", headers=headers)  # by an <img>
+    assert reply.status_code == (403 if is_foreign else 200)
+    assert (await site.http.get("/v1/models", headers=headers)).status_code == 200
+
+
+async def test_a_page_that_was_told_of_may(new_site):
+    origin = "https://pages.example"
+    site = await new_site(serving={"cors_origins": [origin]})
+    sent = json.dumps(ASKS["/v1/completions"])
+    for name, status in ((origin, 200), ("https://evil.example", 403)):
+        headers = {**PLAIN, "Origin": name, "Sec-Fetch-Site": "cross-site"}
+        reply = await site.http.post("/v1/completions", content=sent, headers=headers)
+        assert reply.status_code == status
+    everybody = await new_site(serving={"cors_origins": ["*"]})
+    headers = {**PLAIN, "Origin": "https://evil.example"}
+    reply = await everybody.http.post("/v1/completions", content=sent, headers=headers)
+    assert reply.status_code == 200
+
+
+async def test_who_has_the_key_may_come_from_any_page(new_site):
+    site = await new_site(api_key="key")
+    headers = {"Origin": "https://pages.example", "Sec-Fetch-Site": "cross-site"}
+    reply = await site.http.post("/v1/completions", json=ASKS["/v1/completions"], headers=headers)
+    assert reply.status_code == 200
