@@ -35,13 +35,17 @@ SCHEMAS: list[dict[str, Any]] = [
         (("isRegistered", "acceptsMarketing", "hasVerifiedEmail"), {"type": "boolean"}),
     )
 ]
-CATASTROPHES = [
-    {"type": "string", "pattern": "(a?){2000}a{2000}"},
+CATASTROPHES: list[dict[str, Any]] = [
+    # All of forty choices of two patterns, whose product no automaton holds.
     {
-        "type": "object",
-        "properties": {f"k{i}": {"type": "string", "pattern": "(x+x+)+y{500}"} for i in range(300)},
-        "required": [f"k{i}" for i in range(300)],
+        "type": "string",
+        "allOf": [
+            {"anyOf": [{"pattern": f"a{{{i},94}}b"}, {"pattern": f"[ab]*a[ab]{{{i}}}c"}]}
+            for i in range(20, 60)
+        ],
     },
+    # So many optional keys that the grammar's rows grow with each.
+    {"type": "object", "properties": {f"key{i}": {"type": "null"} for i in range(4000)}},
 ]
 
 
