@@ -10,7 +10,7 @@ from .asked import ask
 from .chat_answer import ChatAnswer
 from .constrained import constraint_of
 from .forms import ChatForm
-from .opening import opened, sampling_of
+from .opening import opened, sampling_of, with_room
 from .reading import read_form
 from .run import Run
 from .shapes import new_id
@@ -37,7 +37,7 @@ async def chat_completions(state: HttpState, request: Request) -> Response:
         template=form.chat_template,
     )
     rid = new_id("chatcmpl", request, form.request_id)
-    samplings = [sampling | asked.sampling]
+    samplings = [with_room(live, sampling | asked.sampling, len(asked.ids))]
     run = Run(state, live, rid, [asked.ids], samplings, form.cache_salt, explain=form.explain)
     answer = ChatAnswer(state, live, form, rid, asked.voice)
     if form.stream:

@@ -22,6 +22,7 @@ from .prompts import ids_of_prompt
 from .reading import read_form
 from .refused import refuse
 from .run import Run
+from .shapes import checked_id
 from .state import HttpState
 
 _CONSTRAINTS = frozenset(("regex", "json_schema", "ebnf"))
@@ -68,14 +69,14 @@ def _prompts(form: NativeForm) -> tuple[list[str | list[int]], bool]:
 
 def _rids(form: NativeForm, count: int) -> list[str]:
     """One a prompt."""
-    if form.rid is None:
+    if form.rid is None or form.rid == "":
         rid = secrets.token_hex(16)
         return [rid] if count == 1 else [f"{rid}_{i}" for i in range(count)]
     if isinstance(form.rid, str):
-        return [form.rid] * count
+        return [checked_id("rid", form.rid)] * count
     if len(form.rid) != count or len(set(form.rid)) != count:
         raise bad(f"rid must be {count} different ids, one a prompt", "rid")
-    return form.rid
+    return [checked_id("rid", rid) for rid in form.rid]
 
 
 def _sampling(form: NativeForm, number: int, count: int) -> dict[str, Any]:

@@ -27,6 +27,16 @@ def sampling_of(live: Live, form: OpenAIForm) -> dict[str, Any]:
     return merged
 
 
+def with_room(live: Live, sampling: dict[str, Any], prompt_tokens: int) -> dict[str, Any]:
+    """The same with a length: for a chat that asked for none, all that the context leaves, as far
+    as KV memory holds it."""
+    if "max_new_tokens" in sampling:
+        return sampling
+    context = live.executor.context_length
+    most = min(context, live.executor.engine.info.get("num_slots", context))
+    return {**sampling, "max_new_tokens": max(1, most - prompt_tokens)}
+
+
 def _theirs(text: str) -> str:
     """Parameters under the names that these requests have for them."""
     return text.replace("_new_tokens", "_tokens")

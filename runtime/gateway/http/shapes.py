@@ -26,9 +26,14 @@ def new_id(prefix: str, request: Request, given: str | None) -> str:
     own = given or request.headers.get("x-request-id")
     if own is None:
         return f"{prefix}-{secrets.token_hex(16)}"
-    if not 1 <= len(own) <= _MOST_ID or not own.isprintable():
-        raise bad(f"request_id must be 1 to {_MOST_ID} printable characters", "request_id")
-    return f"{prefix}-{own}"
+    return f"{prefix}-{checked_id('request_id', own)}"
+
+
+def checked_id(name: str, given: str) -> str:
+    """The same id: one that fits into a header and into a line of a log. Raises `HttpError`."""
+    if not 1 <= len(given) <= _MOST_ID or not (given.isascii() and given.isprintable()):
+        raise bad(f"{name} must be 1 to {_MOST_ID} printable characters of ASCII", name)
+    return given
 
 
 def usage(metas: Iterable[Sequence[MetaInfo]]) -> dict[str, Any]:

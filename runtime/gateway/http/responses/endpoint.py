@@ -14,7 +14,7 @@ from ....protocol.errors import RametError
 from ..answers import Events, json_answer, while_connected
 from ..asked import Asked, ask
 from ..errors import HttpError, bad, cut
-from ..opening import opened, sampling_of
+from ..opening import opened, sampling_of, with_room
 from ..reading import read_form
 from ..run import Run
 from ..shapes import new_id
@@ -40,7 +40,8 @@ async def create(state: HttpState, request: Request) -> Response:
     rid = "resp_" + new_id("resp", request, form.request_id).removeprefix("resp-")
     if state.responses.get(rid) is not None:
         raise bad(f"there is a response {cut(rid)!r} already", "request_id")
-    run = Run(state, live, rid, [asked.ids], [sampling | asked.sampling], form.cache_salt)
+    samplings = [with_room(live, sampling | asked.sampling, len(asked.ids))]
+    run = Run(state, live, rid, [asked.ids], samplings, form.cache_salt)
 
     def keep(body: Body) -> None:
         if form.store is not False:

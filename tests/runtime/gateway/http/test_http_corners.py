@@ -28,6 +28,27 @@ def refused(reply, param: str | None = None) -> str:
 # --- ids and names --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ASKS)
+async def test_an_id_that_no_header_can_carry_is_refused(site, path, stream):
+    extra = {} if path == "/v1/score" else {"stream": stream}
+    for name in ("日本", "é", "a\nb", "a\r\nX-Evil: 1", "x" * 129):
+        refused(await site.post(path, **ASKS[path], **extra, request_id=name), "request_id")
+    reply = await site.http.post(path, json=ASKS[path], headers={"X-Request-Id": b"\xe9"})
+    refused(reply, "request_id")
+    assert not site.engine.finished, "nothing was computed for them"
+    await site.idle()
+
+
+@pytest.mark.parametrize("rid", ["a\nb", "x" * 129, "日本"])
+async def test_ids_of_the_native_form_are_bounded_too(site, rid):
+    asked = {"sampling_params": {"max_new_tokens": 1}}
+    refused(await site.post("/generate", text="a", rid=rid, **asked), "rid")
+    refused(await site.post("/generate", text=["a", "b"], rid=["x", rid], **asked), "rid")
+    reply = await site.post("/generate", text="a", rid="", **asked)
+    assert reply.json()["meta_info"]["id"], "none at all is the same as no id"
+
+
 @pytest.mark.parametrize(
     ("given", "param"),
     [({"max_tokens": 10**30}, "max_tokens"), ({"max_tokens": 2, "min_tokens": 3}, "min_tokens")],
@@ -55,6 +76,21 @@ async def test_fields_that_mean_nothing_are_told_of_once(site, caplog):
     lines = [r.getMessage() for r in caplog.records if "brand_new" in r.getMessage()]
     assert len(lines) == 1
     assert "other" in lines[0]
+
+
+# --- lengths --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+async def test_a_chat_may_take_what_the_context_leaves(site, path):
+    site.engine.next_token = lambda tokens: 97
+    site.world.executor.context_length = 3000
+    asked = {name: value for name, value in ASKS[path].items() if "max" not in name}
+    counts = (await site.post(path, **asked)).json()["usage"]
+    assert counts["total_tokens"] == 3000
+    site.world.client_of_engine.info["num_slots"] = 2000
+    counts = (await site.post(path, **asked)).json()["usage"]
+    assert counts["total_tokens"] == 2000, "no more than KV memory holds"
 
 
 # --- what is no HTTP ------------------------------------------------------------------------------
