@@ -22,6 +22,10 @@ FLEXIBLE_WHITESPACE = r"[ ]?|\n[ \t]{0,40}"
 loop on free whitespace. ``compact`` allows nothing there."""
 
 
+_NORMALIZED = 64 << 10
+"""Characters of JSON that are read anew for a key."""
+
+
 @dataclass(frozen=True)
 class Spec:
     """A constraint. ``text`` is the regex, the JSON schema, the grammar, or for ``choice`` a JSON
@@ -54,9 +58,10 @@ class Spec:
 
     @cached_property
     def key(self) -> str:
-        """The same for specs that mean the same whatever their layout: 64 hex digits."""
+        """The same for specs that mean the same whatever their layout, but for very long ones, as
+        the engine makes keys: 64 hex digits."""
         text = self.text
-        if self.kind in ("json_schema", "choice"):
+        if self.kind in ("json_schema", "choice") and len(text) <= _NORMALIZED:
             # A broken one is keyed by its text, so that its refusal is remembered.
             with contextlib.suppress(ValueError, RecursionError):
                 text = json.dumps(json.loads(text), separators=(",", ":"))

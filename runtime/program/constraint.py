@@ -3,41 +3,52 @@
 from __future__ import annotations
 
 import asyncio
-from functools import lru_cache
+import threading
+from collections import OrderedDict
 
 from ..protocol.sampling import Constraint, SamplingParams
 
-_SHORT = 32 << 10
+SHORT = 512
+"""Characters up to which looking at a constraint delays nobody."""
+_KEPT = 256
+_LONGEST_KEPT = 32 << 10
+
+_right: OrderedDict[Constraint, None] = OrderedDict()
+"""Constraints that were right, of late: services ask with the same few over and over."""
+_lock = threading.Lock()
 
 
 async def check_constraint(params: SamplingParams) -> None:
-    """Raises `GrammarError` for a constraint that is wrong by itself, whatever compiles it. Long
-    ones are looked at in a thread, so that others go on meanwhile."""
+    """Raises `GrammarError` for a constraint that is wrong by itself, whatever compiles it. What
+    may take long is looked at in a thread, so that others go on meanwhile."""
     constraint = params.constraint
     if constraint is None:
         return
-    if len(constraint.spec) > _SHORT:
+    if len(constraint.spec) > SHORT and not _is_known(constraint):
         await asyncio.to_thread(check_one, constraint)
     else:
         check_one(constraint)
 
 
 def check_one(constraint: Constraint) -> None:
-    """The same for the constraint alone. That one is right is remembered, as services ask with the
-    same few over and over."""
-    if len(constraint.spec) <= _SHORT:
-        _remembered(constraint)
-    else:
-        _check(constraint)
-
-
-@lru_cache(maxsize=256)
-def _remembered(constraint: Constraint) -> None:
-    _check(constraint)
-
-
-def _check(constraint: Constraint) -> None:
+    """The same for the constraint alone, at once."""
+    if _is_known(constraint):
+        return
     from ..grammar.checks import check_spec
     from ..grammar.spec import Spec
 
     check_spec(Spec.of(constraint.kind, constraint.spec, constraint.whitespace))
+    if len(constraint.spec) > _LONGEST_KEPT:
+        return
+    with _lock:
+        _right[constraint] = None
+        if len(_right) > _KEPT:
+            _right.popitem(last=False)
+
+
+def _is_known(constraint: Constraint) -> bool:
+    with _lock:
+        known = constraint in _right
+        if known:
+            _right.move_to_end(constraint)
+        return known

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...program.constraint import check_one
+from ...program.constraint import SHORT, check_one
 from ...protocol.errors import GrammarError
 from ...protocol.sampling import Constraint
 from .errors import bad, cut
@@ -37,8 +37,9 @@ def constraint_of(
 
 
 def _checked(constraint: Constraint | None, field: str) -> Constraint | None:
-    """The same constraint. Raises `HttpError` that names the field for one that is wrong."""
-    if constraint is not None:
+    """The same constraint. Raises `HttpError` that names the field for one that is wrong. Long ones
+    are left to the checks behind, which let others go on meanwhile."""
+    if constraint is not None and len(constraint.spec) <= SHORT:
         try:
             check_one(constraint)
         except GrammarError as error:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from typing import Literal
 
 import openai
 import pytest
 from pydantic import BaseModel
+from ramet.runtime.grammar import checks
+from ramet.runtime.protocol.errors import GrammarError
 
 ASK = [{"role": "user", "content": "Who?"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -239,3 +243,30 @@ class TestThinking:
         off = {"chat_template_kwargs": {"enable_thinking": False}}
         await chat(site, response_format=FORMAT, extra_body=off)
         assert asked_of(site).after == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/chat/completions", {"messages": ASK, "structured_outputs": {"regex": "x{2}" * 500}}),
+        ("/v1/completions", {"prompt": "a", "structured_outputs": {"regex": "y{2}" * 500}}),
+        ("/generate", {"text": "a", "sampling_params": {"regex": "z{2}" * 500}}),
+    ],
+)
+async def test_looking_at_a_long_constraint_delays_nobody(site, monkeypatch, path, asked):
+    begun, seen = threading.Event(), threading.Event()
+
+    def slow(spec):
+        begun.set()
+        assert seen.wait(10)
+        raise GrammarError("looked at", where="character 7")
+
+    monkeypatch.setattr(checks, "check_spec", slow)
+    reply = asyncio.ensure_future(site.post(path, **asked))
+    while not begun.is_set():
+        await asyncio.sleep(0.01)
+    assert (await site.http.get("/health")).status_code == 200
+    seen.set()
+    assert (await reply).status_code == 400, (await reply).text
+    assert "looked at (at character 7)" in (await reply).text
+    assert site.engine.submits == []
