@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from ramet.runtime.protocol import RametError
 
-from . import cli_bench, cli_chat, cli_doctor, cli_models, cli_run, cli_serve
+from . import cli_bench, cli_chat, cli_doctor, cli_explain, cli_models, cli_run, cli_serve
 from .cli_settings import translated
 
 _INTERRUPTED = 130
@@ -27,6 +27,7 @@ app = typer.Typer(
 app.command("serve")(cli_serve.serve)
 app.command("run")(cli_run.run)
 app.command("chat")(cli_chat.chat)
+app.command("explain")(cli_explain.explain)
 app.command("doctor")(cli_doctor.doctor)
 app.add_typer(cli_models.app, name="models")
 app.add_typer(cli_bench.app, name="bench")

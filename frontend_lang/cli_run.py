@@ -49,8 +49,7 @@ def run(
     settings: dict[str, Any],
 ) -> None:
     """Run a program of a Python file, print its text as it comes and its variables at the end."""
-    path, _, name = file.rpartition(":") if ":" in file else (file, "", "")
-    function = _pick(_load(Path(path)), name, path)
+    function = find_function(file)
     arguments = _arguments(function, arg or ())
     with open_backend(backend, api_key, with_model(settings, model), verbose) as runtime:
         state = function.run(**arguments, backend=runtime, stream=True)
@@ -79,6 +78,12 @@ def open_backend(
     if verbose:
         return Runtime(**settings, on_progress=say_stage, on_log=say_log)
     return Runtime(**settings)
+
+
+def find_function(target: str) -> Function:
+    """The program of ``FILE.py[:function]``. Raises usage errors, and what the file raises."""
+    path, _, name = target.rpartition(":") if ":" in target else (target, "", "")
+    return _pick(_load(Path(path)), name, path)
 
 
 def _load(path: Path) -> ModuleType:
