@@ -73,19 +73,20 @@ def candidates(product: Product) -> list[Plan | Tiles]:
     rows, _, k, gated, normed = product
     if rows == 1:
         plans = [
-            Plan(2, 1024, 4, 0),
             Plan(4, 512, 4, 0),
-            Plan(4, 512, 4, 0, before=3),
-            Plan(4, 1024, 8, 0),
             Plan(8, 512, 4, 0),
-            Plan(8, 512, 8, 0, before=3),
             Plan(8, 1024, 8, 0),
-            Plan(4, 2048, 8, 0),
+            Plan(4, 1024, 8, 0),
+            Plan(4, 1024, 4, 0),
+            Plan(2, 2048, 4, 0),
+            Plan(2, 1024, 2, 0, before=2),
+            Plan(8, 512, 8, 0, before=3),
         ]
         if gated:
-            plans += [Plan(4, 256, 4, 0), Plan(2, 1024, 8, 0), Plan(4, 512, 8, 0, before=3)]
+            # A norm taken by every program costs more than its own kernel where x is wide.
+            plans += [Plan(4, 512, 4, 0, inside=0), Plan(2, 2048, 4, 0, inside=0)]
         elif k > 4096:
-            plans += [Plan(4, 1024, 8, 0, before=3), Plan(2, 1024, 4, 0, before=4)]
+            plans += [Plan(4, 1024, 8, 0, before=3)]
         return [plan for plan in plans if plan.block_k * plan.before < 2 * k]
     if rows > MOST_ROWS:
         return list(tile_candidates(product))
