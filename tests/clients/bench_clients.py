@@ -117,6 +117,7 @@ CLIENTS = {
             "torch==2.14.1 torchvision==0.29.1 transformers==5.24.0",
             "aiohttp requests tqdm numpy pillow pybase64 orjson pydantic datasets psutil packaging",
             "uvloop fastapi msgspec pyzmq IPython setproctitle interegular openai einops tabulate",
+            "apache-tvm-ffi==0.1.11 sentencepiece compressed-tensors gguf",
             "--no-deps sglang==0.5.23",
         ),
         {
