@@ -175,6 +175,11 @@ class StubEngine:
             case Ask(op="hello"):
                 data = {"context_length": CONTEXT, "model": "stub"}
                 self._send(peer, Answer(id=message.id, data=data))
+            case Ask(op="explain"):
+                data = {"here": {"index": 0, "reason": "off"}}
+                self._send(peer, Answer(id=message.id, data=data))
+            case Ask(op="tree"):
+                self._send(peer, Answer(id=message.id, data={"nodes": []}))
             case Ask():
                 data = {
                     "pages": {"total": 1, "free": 1, "cached": 0, "held": 0},

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
 
+from ..protocol.errors import BackendError
 from ..protocol.messages import Divergence, Explained
 from ..protocol.meta import Explanation
 from .request import IntArray
@@ -14,6 +15,8 @@ from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from .executor import EngineExecutor
+
+T = TypeVar("T")
 
 AROUND_TOKENS = 32
 """How much text is shown on either side of the place where a prompt leaves the cache."""
@@ -63,7 +66,7 @@ async def explain(
         namespace=executor.namespace(cache_salt),
         everywhere=everywhere,
     )
-    found = msgspec.convert(data, Explained)
+    found = answered(data, Explained)
     shown: dict[str, Any] = {
         "prompt_tokens": len(ids),
         "explanation": msgspec.to_builtins(explanation(executor.tokenizer, ids, found.here)),
@@ -84,6 +87,14 @@ def between(executor: EngineExecutor, ids: IntArray, other: IntArray) -> dict[st
         "other_tokens": len(other),
         "explanation": msgspec.to_builtins(compared(executor.tokenizer, ids, other)),
     }
+
+
+def answered(data: dict[str, Any], kind: type[T]) -> T:
+    """What the engine said, as what it should be. Raises `BackendError`."""
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise BackendError(f"the engine's answer makes no sense: {error}") from None
 
 
 def short(namespace: bytes) -> str:

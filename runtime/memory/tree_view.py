@@ -6,6 +6,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -17,7 +18,9 @@ AHEAD_TOKENS = 32
 HEAD_TOKENS = 48
 """Of an edge, likewise."""
 MOST_NEIGHBOURS = 64
-"""How many ways on are looked at for the one that is most like the prompt."""
+"""How many ways on are compared with the prompt, those used last."""
+MOST_CHILDREN = 1024
+"""Among how many those are sought, the newest: nobody's question may keep the engine for long."""
 MOST_NAMESPACES = 2048
 """How many namespaces are searched for a neighbour."""
 
@@ -73,7 +76,7 @@ def _ahead(node: Node, at: int) -> TokenArray:
     parts = [node.tokens[at : at + AHEAD_TOKENS]]
     size = len(parts[0])
     while size < AHEAD_TOKENS and node.children:
-        node = max(node.children.values(), key=_used)
+        node = max(_newest(node), key=_used)
         parts.append(node.tokens[: AHEAD_TOKENS - size])
         size += len(parts[-1])
     return np.concatenate(parts)
@@ -81,7 +84,7 @@ def _ahead(node: Node, at: int) -> TokenArray:
 
 def _nearest(node: Node, rest: TokenArray) -> Node | None:
     """The child that goes on most like ``rest``, place by place; of several, the one used last."""
-    used_last = heapq.nlargest(MOST_NEIGHBOURS, node.children.values(), key=_used)
+    used_last = heapq.nlargest(MOST_NEIGHBOURS, _newest(node), key=_used)
     best, most = None, -1
     for child in used_last:
         ahead = _ahead(child, 0)
@@ -90,6 +93,10 @@ def _nearest(node: Node, rest: TokenArray) -> Node | None:
         if alike > most:
             best, most = child, alike
     return best
+
+
+def _newest(node: Node) -> Iterable[Node]:
+    return islice(reversed(node.children.values()), MOST_CHILDREN)
 
 
 def _used(node: Node) -> tuple[int, int]:

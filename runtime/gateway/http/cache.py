@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...protocol.messages import TreePage
-from ..explanation import between, explain, short
+from ..explanation import answered, between, explain, short
 from .answers import json_answer
 from .errors import HttpError, bad
 from .guard import is_admin
@@ -69,7 +69,7 @@ async def tree(state: HttpState, request: Request) -> Response:
     limit = _limit(request.query_params.get("limit"))
     after = _after(request.query_params.get("after"))
     data = await live.executor.engine.ask("tree", after=after, limit=limit)
-    page = msgspec.convert(data, TreePage)
+    page = answered(data, TreePage)
     decode = live.executor.tokenizer.decode
     nodes: list[dict[str, Any]] = []
     for node in page.nodes:
