@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from .schema_document import IN_PLACE, LISTS, MAPS, ONE, Document, Node, childre
 
 MAX_DEPTH = 100
 _DIGITS = 300
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 UNSUPPORTED = frozenset(
@@ -50,6 +52,11 @@ def parse_schema(text: str) -> Any:
     except RecursionError:
         raise GrammarError("the schema is nested too deep") from None
     _check_depth(schema)
+    if _HALF.search(text):
+        try:
+            json.dumps(schema, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise GrammarError("the schema holds half of a surrogate pair") from None
     if not isinstance(schema, (dict, bool)):
         raise GrammarError("a schema is an object or a boolean", where="#")
     return schema

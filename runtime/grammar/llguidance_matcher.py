@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 _MESSAGE = 240
+_MORE = re.compile("<state>|<grammar>|<backtrace>")
 
 
 class LLGuidanceGrammar:
@@ -182,7 +184,9 @@ def check(inner: LLMatcher) -> None:
 
 def explain(error: str) -> tuple[str]:
     """The library's error in one bounded line, with nothing of the spec that it may quote."""
-    line = " ".join(error.split("<state>")[0].split("<grammar>")[0].split())
+    line = " ".join(_MORE.split(error, maxsplit=1)[0].split())
+    if line.startswith("panic:") or "limits." in line:  # what only its own authors can act on
+        line = "it is too complex, or not understood"
     if not line or line.startswith("NoExtensionBias"):
         line = "no output can match it, or none that this vocabulary can write"
     return (line if len(line) <= _MESSAGE else line[: _MESSAGE - 1] + "…",)

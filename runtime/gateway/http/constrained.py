@@ -73,9 +73,12 @@ def _of_structured(form: Mapping[str, Any]) -> Constraint:
             raise bad(f"{name}: {cut(key, 40)} is not supported", name)
     if len(given) != 1:
         raise bad(f"{name}: give one of json, json_object, regex, choice and grammar", name)
+    policy = form.get("whitespace")
+    if policy not in (None, "compact", "flexible"):
+        raise bad(f"{name}.whitespace must be compact or flexible", name)
     (key,) = given
     value = form[key]
-    flexible = form.get("disable_any_whitespace") is False or form.get("whitespace") == "flexible"
+    flexible = form.get("disable_any_whitespace") is False or policy == "flexible"
     whitespace: Literal["compact", "flexible"] = "flexible" if flexible else "compact"
     if key == "json_object":
         return Constraint("json_schema", _OBJECT, whitespace)

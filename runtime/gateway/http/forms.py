@@ -45,6 +45,7 @@ class OpenAIForm(msgspec.Struct, kw_only=True):
     prompt_logprobs: int | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    jump_forward: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
@@ -72,7 +73,7 @@ class OpenAIForm(msgspec.Struct, kw_only=True):
         names = (
             "min_tokens", "n", "temperature", "top_p", "top_k", "min_p", "frequency_penalty",
             "presence_penalty", "repetition_penalty", "stop", "stop_token_ids", "ignore_eos",
-            "skip_special_tokens",
+            "skip_special_tokens", "jump_forward",
         )  # fmt: skip
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.seed is not None and self.seed != -1:

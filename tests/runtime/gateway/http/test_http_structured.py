@@ -71,6 +71,24 @@ async def test_sglangs_names_for_generate(site, params, kind):
     assert (asked_of(site).kind, asked_of(site).spec) == (kind, params[name])
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": ASK}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/responses", {"input": "a"}),
+        ("/generate", {"text": "a"}),
+    ],
+)
+async def test_jumping_can_be_left_off(site, path, body):
+    asked = {"jump_forward": False}
+    site.engine.says("x")
+    given = {"sampling_params": asked} if path == "/generate" else asked
+    reply = await site.post(path, **body, **given)
+    assert reply.status_code == 200, reply.text
+    assert site.engine.submits[-1].sampling.jump_forward is False
+
+
 async def test_nothing_asked_nothing_constrained(site):
     site.engine.says("x")
     await chat(site, response_format={"type": "text"})
@@ -99,6 +117,8 @@ async def test_fields_of_the_past_say_what_to_write(site, field, write):
         {"structured_outputs": {"json": "{"}},
         {"structured_outputs": {"regex": "a", "choice": ["b"]}},
         {"structured_outputs": {"structural_tag": "{}"}},
+        {"structured_outputs": {"json": SCHEMA, "whitespace": "pretty"}},
+        {"structured_outputs": {"json": '{"const": "\\ud83d"}'}},
         {"response_format": {"type": "structural_tag"}},
         {"response_format": FORMAT, "tools": [tool("add")]},
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#/x"}}}},

@@ -246,3 +246,11 @@ def test_a_grammar_lives_on_when_its_lexer_is_worn_out(small):
         assert all(matcher.accept(byte) for byte in b'{"name":"A","age":3}')
     assert grammar._renewals == 1
     assert old.accept(ord('"'))
+
+
+@pytest.mark.parametrize("spec", ["start: <|endoftext|>", "start: <|no-such-token|>"])
+def test_what_the_library_breaks_on_is_refused_in_plain_words(spec, small):
+    with pytest.raises(GrammarError) as caught:
+        LLGuidanceBackend().compile(Spec.of("ebnf", spec), small)
+    assert "backtrace" not in str(caught.value)
+    assert "panic" not in str(caught.value)

@@ -113,6 +113,8 @@ def test_a_message_does_not_hold_the_schema():
 def test_half_a_character_is_refused():
     with pytest.raises(GrammarError, match="surrogate"):
         Spec.of("json_schema", '{"const": "\ud800"}')
+    assert "surrogate" in _error('{"properties": {"\\uD83D": {}}}').message
+    check_spec(Spec.of("json_schema", '{"const": "\\ud83d\\ude00"}'))
 
 
 @pytest.mark.parametrize(
