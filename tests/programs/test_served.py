@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import ramet as rt
 
-KEY = "a key of ours"
+KEY = "a-key-of-ours"
 GREEDY = {"temperature": 0.0, "max_new_tokens": 48}
 
 
