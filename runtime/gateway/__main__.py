@@ -9,7 +9,9 @@ if __name__ == "__main__":
 
 import argparse
 import asyncio
+import contextlib
 import logging
+import resource
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 DRAIN_S = 2.0
 LINGER_MS = 500
+MOST_FILES = 1 << 16
 _LOOK_S = 0.01
 
 
@@ -48,6 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
+    _open_many_files()
     try:
         config = EngineConfig.from_json(options.config)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -56,6 +60,15 @@ def main(arguments: list[str] | None = None) -> int:
         tell_error(error)
         return 1
     return 0
+
+
+def _open_many_files() -> None:
+    """As many connections as the system lets this process have; the usual limit is far below."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

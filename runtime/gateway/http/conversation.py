@@ -12,8 +12,12 @@ import msgspec
 
 from .depth import check_depth
 from .errors import HttpError, bad, cut
+from .reading import holds_more
 
 MOST_MESSAGES = 4096
+MOST_CALLS = 4096
+MOST_ARGUMENTS = 1 << 16
+"""Values in the arguments of one call."""
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")  # templates print it among their markers
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _MOST_NAME = 256
@@ -25,6 +29,10 @@ def read_conversation(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     objects, or texts where they are not valid. Raises `HttpError` that names what is wrong."""
     if not 1 <= len(messages) <= MOST_MESSAGES:
         raise bad(f"1 to {MOST_MESSAGES} messages are needed, not {len(messages)}", "messages")
+    calls = [message.get("tool_calls") for message in messages]
+    count = sum(len(given) for given in calls if isinstance(given, list))
+    if count > MOST_CALLS:
+        raise bad(f"tool_calls: at most {MOST_CALLS} in all messages, not {count}", "messages")
     return [_message(message, number) for number, message in enumerate(messages)]
 
 
@@ -96,6 +104,8 @@ def _call(call: Any, number: int, place: int) -> dict[str, Any]:
     name = _short(function.get("name"), f"tool_calls[{place}].function.name", number)
     arguments = function.get("arguments")
     if isinstance(arguments, str):
+        if holds_more(arguments.encode(), MOST_ARGUMENTS):
+            raise _wrong(number, f"tool_calls[{place}]: over {MOST_ARGUMENTS} values")
         # What is not valid stays a text: the model wrote it, and may see its mistake.
         with contextlib.suppress(msgspec.DecodeError, RecursionError, ValueError):
             arguments = msgspec.json.decode(arguments) if arguments.strip() else {}

@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import resource
+import time
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from ramet.runtime.gateway.http import reading
+from ramet.runtime.gateway.http.state import HttpLimits
 
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 ASKS = {
@@ -184,3 +189,78 @@ async def test_who_has_the_key_may_come_from_any_page(new_site):
     headers = {"Origin": "https://pages.example", "Sec-Fetch-Site": "cross-site"}
     reply = await site.http.post("/v1/completions", json=ASKS["/v1/completions"], headers=headers)
     assert reply.status_code == 200
+
+
+# --- too much of it -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {**CHAT, "chat_template_kwargs": {"a": [[]] * 4000}}),
+        ("/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": "a"}] * 1500}),
+        ("/generate", {"input_ids": [[1]] * 4000}),
+        ("/generate", {"input_ids": [1] * 5000}),
+        ("/detokenize", {"tokens": [1] * 5000}),
+        ("/v1/programs", {"program": {"instructions": [{"type": "text", "parts": ["a"]}] * 2000}}),
+        ("/v1/completions", {"prompt": "a", **{str(number): 1 for number in range(5000)}}),
+    ],
+)
+async def test_bodies_of_too_many_values_are_refused_before_anything_looks(new_site, path, body):
+    site = await new_site(limits=HttpLimits(body_bytes=1 << 16))
+    reply = await site.post(path, **body)
+    assert reply.status_code == 413, reply.text[:200]
+    assert "4096 values" in reply.json()["error"]["message"]
+
+
+async def test_what_stands_in_a_text_is_no_value(new_site):
+    site = await new_site(limits=HttpLimits(body_bytes=1 << 16))
+    site.world.executor.context_length = 1 << 15
+    reply = await site.post("/v1/completions", prompt=',[{"\\' * 3000, max_tokens=1)
+    assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize("data", [b'"' + b'\\"' * 500_000, b'"' * 1_000_001, b"\\" * 1_000_000])
+def test_counting_takes_no_time_whatever_the_text(data):
+    began = time.monotonic()
+    reading.holds_more(data + b"," * 10, 5)
+    assert time.monotonic() - began < 2
+
+
+async def test_calls_that_a_conversation_holds_are_bounded(site):
+    call = {"function": {"name": "f", "arguments": "{}"}}
+    message = {"role": "assistant", "tool_calls": [call] * 3000}
+    asked = {"messages": [message, message], "max_tokens": 1}
+    assert "tool_calls" in refused(await site.post("/v1/chat/completions", **asked), "messages")
+    call = {"function": {"name": "f", "arguments": '{"a": [' + "1," * 70_000 + "1]}"}}
+    asked = {"messages": [{"role": "assistant", "tool_calls": [call]}], "max_tokens": 1}
+    assert "values" in refused(await site.post("/v1/chat/completions", **asked), "messages")
+
+
+async def test_bodies_on_their_way_are_bounded_together(site, monkeypatch):
+    monkeypatch.setattr(reading, "MOST_COMING_BYTES", 100_000)
+    parts = urlsplit(site.url)
+    peers = [await asyncio.open_connection(parts.hostname, parts.port) for _ in range(3)]
+    for _, writer in peers:
+        writer.write(HEAD + b"Content-Length: 60000\r\n\r\n" + b" " * 50_000)
+    await asyncio.sleep(0.3)
+    statuses: list[bytes] = []
+    for reader, writer in peers:
+        writer.write(b" " * 10_000)
+        statuses.append((await asyncio.wait_for(reader.readuntil(b"}}"), 5)).split()[1])
+        writer.close()
+    assert statuses.count(b"429") >= 1, statuses
+    assert set(statuses) <= {b"429", b"400"}
+    assert (await site.post("/v1/completions", prompt="a", max_tokens=1)).status_code == 200
+
+
+def test_a_gateway_may_have_as_many_connections_as_the_system_lets_it(launched):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    try:
+        server = launched()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    limits = Path(f"/proc/{server.pids['gateway']}/limits").read_text()
+    (line,) = [line for line in limits.splitlines() if line.startswith("Max open files")]
+    assert int(line.split()[3]) == min(hard, 1 << 16)
