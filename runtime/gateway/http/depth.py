@@ -1,4 +1,4 @@
-"""A bound on how deep JSON may nest that is walked here."""
+"""Bounds on how deep JSON may nest that is walked here, and on how much it may hold."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from typing import Any
 from .errors import bad
 
 MOST_LEVELS = 100
+MOST_VALUES = 1 << 16
 
 
 def check_depth(value: Any, what: str, param: str) -> None:
-    """Raises `HttpError` for a value that nests deeper than `MOST_LEVELS`."""
+    """Raises `HttpError` for a value that nests deeper than `MOST_LEVELS`, or holds more than
+    `MOST_VALUES` others."""
     level = [value] if isinstance(value, Mapping | list) else []
+    values = 0
     for _ in range(MOST_LEVELS):
+        values += sum(map(len, level))
+        if values > MOST_VALUES:
+            raise bad(f"{what} holds over {MOST_VALUES} values", param)
         level = [
             inner
             for item in level

@@ -264,3 +264,15 @@ def test_a_gateway_may_have_as_many_connections_as_the_system_lets_it(launched):
     limits = Path(f"/proc/{server.pids['gateway']}/limits").read_text()
     (line,) = [line for line in limits.splitlines() if line.startswith("Max open files")]
     assert int(line.split()[3]) == min(hard, 1 << 16)
+
+
+@pytest.mark.parametrize(
+    ("param", "given"),
+    [
+        ("chat_template_kwargs", {"a": [[]] * 70_000}),
+        ("tools", [{"type": "function", "function": {"name": "f", "x": [1] * 70_000}}]),
+    ],
+)
+async def test_what_templates_walk_is_bounded(site, param, given):
+    reply = await site.post("/v1/chat/completions", **CHAT, max_tokens=1, **{param: given})
+    assert "values" in refused(reply, param)
