@@ -14,16 +14,25 @@ class Evictable(Protocol):
     """How often a request matched through it."""
     pins: int
     """How many live streams will probably read it again."""
+    awaited: int
+    """How many of them have a request in the queue that does."""
+    due: int
+    """The place of the first of these in the order of their coming."""
 
 
 class EvictionPolicy(Protocol):
-    """Smaller keys go first. Keys of one policy compare with each other."""
+    """Smaller keys go first. Keys of one policy compare with each other. ``looks_ahead``: whether
+    it asks for what the queue will read."""
+
+    looks_ahead: bool
 
     def key(self, node: Evictable) -> tuple[int, ...]: ...
 
 
 class LeastRecentlyUsed:
     """Evict what was not used for the longest time."""
+
+    looks_ahead = False
 
     def key(self, node: Evictable) -> tuple[int, ...]:
         return (node.last_use,)
@@ -32,14 +41,22 @@ class LeastRecentlyUsed:
 class LeastFrequentlyUsed:
     """Evict what was matched least often, the older first."""
 
+    looks_ahead = False
+
     def key(self, node: Evictable) -> tuple[int, ...]:
         return (node.hits, node.last_use)
 
 
 class ProgramAware:
-    """Evict first what no live stream will read again, then by last use."""
+    """Evict first what no live stream will read again, by last use; then what one will, by last
+    use; and last what a request in the queue will, from the queue's end on: what its head reads is
+    needed next, however long ago it was used."""
+
+    looks_ahead = True
 
     def key(self, node: Evictable) -> tuple[int, ...]:
+        if node.awaited:
+            return (2, -node.due)
         return (int(node.pins > 0), node.last_use)
 
 

@@ -51,8 +51,11 @@ class KVMemory:
     ) -> None:
         """``caching`` false: nothing is kept when a request ends, nothing is shared."""
         self.pool = PagePool(num_slots, page_size)
-        self.tree = RadixTree(self.pool, POLICIES[eviction]())
+        policy = POLICIES[eviction]()
+        self.tree = RadixTree(self.pool, policy)
         self.caching = caching
+        self.looks_ahead = caching and policy.looks_ahead
+        """Whether eviction asks for what the queue will read."""
         self._private = 0
 
     @property

@@ -30,7 +30,8 @@ class Node:
     """One edge and the point it leads to. Only the tree changes it."""
 
     __slots__ = (
-        "children", "hits", "last_use", "lock", "parent", "pins", "serial", "slots", "tokens",
+        "awaited", "children", "due", "hits", "last_use", "lock", "parent", "pins", "serial",
+        "slots", "tokens",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, tokens: TokenArray, slots: SlotArray, serial: int):
@@ -40,6 +41,8 @@ class Node:
         self.children: dict[int, Node] = {}
         self.lock = 0
         self.pins = 0
+        self.awaited = 0
+        self.due = 0
         self.hits = 0
         self.last_use = 0
         self.serial = serial
@@ -78,6 +81,7 @@ class RadixTree:
         self._sweep_at = _MANY_ROOTS
         self._clock = 0
         self._serial = 0
+        self._wishes = 0
         self._num_nodes = 0
         self._evictable = 0
         self._locked = 0
@@ -183,27 +187,33 @@ class RadixTree:
                 self._offer(at)
             at = at.parent
 
-    def pin(self, node: Node) -> None:
-        """Wish that the path to ``node`` stay."""
+    def pin(self, node: Node, *, awaited: bool = False) -> None:
+        """Wish that the path to ``node`` stay; ``awaited``: for somebody who is in the queue."""
         at: Node | None = node
+        self._wishes += awaited
         while at is not None:
+            if awaited and not at.awaited:
+                at.due = self._wishes
             at.pins += 1
+            at.awaited += awaited
             at = at.parent
 
-    def unpin(self, node: Node) -> None:
-        """Take one wish back. Of a node that was evicted meanwhile the wish has gone with it."""
+    def unpin(self, node: Node, *, awaited: bool = False) -> None:
+        """Take one wish back, made in the same words. Of a node that was evicted meanwhile the wish
+        has gone with it."""
         if not node.pins:
             return
         at: Node | None = node
         while at is not None:
             assert at.pins > 0, "unpinned more often than pinned"
             at.pins -= 1
+            at.awaited -= awaited
             at = at.parent
         self._offer(node)  # it may go sooner now than its place in the heap says
 
     def evict(self, count: int) -> int:
         """Free at least ``count`` evictable slots, leaf by leaf in the policy's order, or all there
-        are. Returns how many were freed."""
+        are. Of the last leaf no more goes than must. Returns how many were freed."""
         freed = 0
         while freed < count and self._heap:
             key, _, node = heapq.heappop(self._heap)
@@ -213,7 +223,12 @@ class RadixTree:
             if now != key:
                 heapq.heappush(self._heap, (now, node.serial, node))
                 continue
-            freed += self._remove(node)
+            pages = -(-(count - freed) // self._pool.page_size)
+            left = len(node.slots) - pages * self._pool.page_size
+            if left > 0:
+                freed += self._trim(node, left)
+            else:
+                freed += self._remove(node)
         return freed
 
     def drop(self, node: Node) -> None:
@@ -247,7 +262,8 @@ class RadixTree:
             assert len(node.tokens) == len(node.slots) > 0, "an edge without tokens"
             assert parent.children[int(node.tokens[0])] is node, "filed under a wrong token"
             assert parent.lock >= node.lock, "a locked node below an unlocked one"
-            assert parent.pins >= node.pins >= 0
+            assert parent.pins >= node.pins >= node.awaited >= 0
+            assert parent.awaited >= node.awaited
             if node.lock:
                 locked += len(node.slots)
             else:
@@ -300,8 +316,8 @@ class RadixTree:
         assert parent is not None
         assert 0 < at < len(node.tokens)
         upper = self._node(parent, node.tokens[:at], node.slots[:at])
-        upper.lock, upper.pins, upper.hits = node.lock, node.pins, node.hits
-        upper.last_use = node.last_use
+        upper.lock, upper.pins, upper.awaited = node.lock, node.pins, node.awaited
+        upper.hits, upper.last_use, upper.due = node.hits, node.last_use, node.due
         parent.children[int(node.tokens[0])] = upper
         node.tokens, node.slots = node.tokens[at:], node.slots[at:]
         node.parent = upper
@@ -324,6 +340,15 @@ class RadixTree:
         ]
         heapq.heapify(self._heap)
 
+    def _trim(self, node: Node, left: int) -> int:
+        """Evict the end of a leaf. It stays the same node, and what is wished of it stands."""
+        gone = node.slots[left:]
+        node.tokens, node.slots = node.tokens[:left].copy(), node.slots[:left].copy()
+        self._pool.free(gone)
+        self._evictable -= len(gone)
+        self._offer(node)
+        return len(gone)
+
     def _remove(self, node: Node) -> int:
         parent = node.parent
         assert parent is not None
@@ -335,7 +360,8 @@ class RadixTree:
         at: Node | None = parent
         while at is not None and node.pins:
             at.pins -= node.pins
+            at.awaited -= node.awaited
             at = at.parent
-        node.pins = 0
+        node.pins = node.awaited = 0
         self._offer(parent)
         return len(node.slots)

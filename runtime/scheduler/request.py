@@ -45,6 +45,8 @@ class Request:
     row: int = -1
     node: Node | None = None
     """The tree node it holds while it runs."""
+    wish: Node | None = None
+    """The one it wishes to stay while it waits."""
     cached_tokens: int = -1
     """Of its prompt, found in the tree at first admission."""
     forced_tokens: int = 0

@@ -57,8 +57,8 @@ class Scheduler:
         self.limits = limits
         self.memory = memory
         self.rows = Rows(limits.max_rows, limits.context_length)
-        self.waiting = Waiting()
-        self.aside = Waiting()
+        self.waiting = Waiting(memory)
+        self.aside = Waiting(memory)
         """Requests that cannot be considered yet: their grammar is being compiled."""
         self.failed: list[tuple[Request, RametError]] = []
         """Requests that can never run; the engine takes them away."""

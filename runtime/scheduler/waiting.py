@@ -8,17 +8,20 @@ from typing import SupportsIndex
 
 import msgspec
 
+from ..memory.kv_memory import KVMemory
 from ..protocol.errors import BadInputError, ContextLengthError, QueueFullError
 from .classes import DEFAULT_CLASS, PriorityClass
 from .request import Request
 
 
 class Waiting(list[Request]):
-    """A queue that knows how many prompt tokens it holds, and what of each class. Requests come by
-    `append` and `insert` and go by `remove`, no other way."""
+    """A queue that knows how many prompt tokens it holds, and what of each class, and wishes that
+    what its requests will read stay in ``memory``. Requests come by `append` and `insert` and go by
+    `remove`, no other way."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: KVMemory | None = None) -> None:
         super().__init__()
+        self._tree = memory.tree if memory is not None and memory.looks_ahead else None
         self.tokens = 0
         self.count_of: Counter[str] = Counter()
         self.tokens_of: Counter[str] = Counter()
@@ -48,6 +51,13 @@ class Waiting(list[Request]):
         self._levels[request.level] += sign
         if not self._levels[request.level]:
             del self._levels[request.level]
+        if self._tree is not None and sign > 0:
+            prompt = request.tokens[: request.reusable]
+            request.wish = self._tree.at(prompt, request.namespace)
+            self._tree.pin(request.wish, awaited=True)
+        elif self._tree is not None and request.wish is not None:
+            self._tree.unpin(request.wish, awaited=True)
+            request.wish = None
 
 
 def check_fits(request: Request, context_length: int, total: int) -> None:
