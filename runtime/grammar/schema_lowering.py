@@ -21,6 +21,7 @@ from .schema_exclusion import exclude, same
 from .schema_formats import PATTERNS
 from .schema_negation import negate
 from .schema_numbers import lower_numbers
+from .schema_patterns import lower_patterns
 from .schema_values import barren
 
 _MOST_CHARACTERS = 4_000_000
@@ -51,6 +52,8 @@ def lower_schema(text: str) -> str:
     for node in dead.values():
         if isinstance(node.schema, dict):
             _also(node.schema, False)
+    for node in document.reachable():
+        lower_patterns(node, paths.get(node.key, node.path))
     if _size(schema) > _MOST_CHARACTERS:
         raise GrammarError("the schema is too complex: its alternatives are too many")
     return json.dumps(schema, ensure_ascii=False)
