@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import weakref
 from pathlib import Path
@@ -13,6 +14,7 @@ from .lexemes import lark_of, regular_rules, rules_over_lexemes
 from .llguidance_matcher import LLGuidanceGrammar, LLGuidanceMatcher, explain
 from .reachable import reachable_tree
 from .regex_tree import portable
+from .schema_document import Document, pointer
 from .schema_lowering import lower_schema, open_names
 from .spec import FLEXIBLE_WHITESPACE, Spec
 from .vocabulary import Vocabulary
@@ -184,7 +186,18 @@ def _schema_source(spec: Spec) -> str:
             overrides=options,  # type: ignore[arg-type]
         )
     except ValueError as error:
+        if str(error).startswith("oneOf constraints"):
+            raise GrammarError(
+                "'oneOf' is not supported where its options may hold together",
+                where=_one_of(schema),
+            ) from None
         raise GrammarError(*explain(str(error))) from None
+
+
+def _one_of(schema: str) -> str | None:
+    nodes = Document(json.loads(schema)).reachable()
+    places = [n.path for n in nodes if isinstance(n.schema, dict) and "oneOf" in n.schema]
+    return pointer(min(places, key=len), "oneOf") if places else None
 
 
 def _try(matcher: LLGuidanceMatcher, vocabulary: Vocabulary) -> None:

@@ -249,3 +249,11 @@ def test_rules_that_lead_nowhere_are_not_entered(schemas):
     grammar = schemas.compile(schema)
     assert schemas.takes(grammar, "null")
     assert not grammar.matcher().accept(ord("{"))
+
+
+def test_options_that_may_hold_together_are_refused_by_path(schemas):
+    options = [{"type": "array", "items": {"type": kind}} for kind in ("integer", "string")]
+    with pytest.raises(GrammarError, match="oneOf") as caught:
+        schemas.compile({"type": "object", "properties": {"a": {"oneOf": options}}})
+    assert caught.value.where == "#/properties/a/oneOf"
+    assert "coerce" not in str(caught.value)
