@@ -48,7 +48,15 @@ class LLGuidanceBackend:
         """The library's form of the grammar, after a trial run over its first tokens."""
         before = _resident()
         source = source_of(spec, vocabulary)
-        grammar = self._build(source, vocabulary, 0)
+        try:
+            grammar = self._build(source, vocabulary, 0)
+        except GrammarError as error:
+            if error.message.startswith("oneOf"):  # its words are about settings of its own
+                raise GrammarError(
+                    "'oneOf' is not supported where its options may hold together",
+                    where=_one_of(lower_schema(spec.text)),
+                ) from None
+            raise
         _try(grammar.matcher(), vocabulary)
         grown = max(_resident() - before, 0)
         if grown > MAX_BYTES:
@@ -186,11 +194,6 @@ def _schema_source(spec: Spec) -> str:
             overrides=options,  # type: ignore[arg-type]
         )
     except ValueError as error:
-        if str(error).startswith("oneOf constraints"):
-            raise GrammarError(
-                "'oneOf' is not supported where its options may hold together",
-                where=_one_of(schema),
-            ) from None
         raise GrammarError(*explain(str(error))) from None
 
 
