@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from ...protocol.errors import AbortedError, QueueFullError
+from ...protocol.errors import AbortedError
 from ...protocol.messages import Generate, Generated
 from ..generate import generate
 from ..generation import all_of
@@ -141,9 +141,6 @@ class Run:
         except asyncio.CancelledError:
             if self._aborted:
                 raise AbortedError("the request was aborted") from None
-            raise
-        except QueueFullError:
-            self._state.metrics.rejected()
             raise
 
     async def _end(self) -> None:

@@ -175,6 +175,7 @@ async def test_aborted_rejected_and_failed_are_told_apart(new_site):
     for reason, count in (("rejected", 1), ("error", 1), ("abort", 2), ("stop", 0)):
         assert found("request_success_total", f"finished_reason={reason}") == count
     assert found("requests_rejected_total", "reason=queue") == 1
+    assert found("requests_rejected_total", "reason=connections") == 0, "it is counted once"
     assert found("prompt_tokens_total") == found("generation_tokens_total") == 0
 
 
