@@ -152,6 +152,7 @@ def pages(memory: KVMemory, limit: int) -> list:
     while True:
         found = page(memory.tree, after, limit)
         assert len(found.nodes) <= limit
+        assert found.next != after, "the same page again and again"
         shown += found.nodes
         if found.next is None:
             return shown

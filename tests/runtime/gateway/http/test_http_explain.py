@@ -39,7 +39,15 @@ class Client:
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory, tiny_settings: dict[str, Any]) -> Any:
-    running = launch.start({**tiny_settings, "api_key": "one,two", "admin_key": ADMIN}, listen=True)
+    running = launch.start(
+        {
+            **tiny_settings,
+            "api_key": "one,two",
+            "admin_key": ADMIN,
+            "trust_request_chat_template": True,
+        },
+        listen=True,
+    )
     yield running
     running.stop()
 
@@ -99,10 +107,13 @@ def test_streams_chats_and_the_native_form_say_it_too(as_key):
     for content in ("hello", "help"):
         messages = [{"role": "user", "content": content}]
         reply = one.http.post("/v1/chat/completions", json={**chat, "messages": messages})
-        if reply.status_code == 400:  # this server takes no templates of requests
-            assert "template" in reply.text
-            return
-    assert reply.json()["choices"][0]["explain"]["before"].endswith("hel")
+    assert reply.json()["choices"][0]["explain"]["before"].endswith("[user]hel")
+    body = {**chat, "messages": [{"role": "user", "content": "held"}], "stream": True}
+    text = one.http.post("/v1/chat/completions", json=body).text
+    chunks = [json.loads(e[6:]) for e in text.split("\n\n") if e.startswith("data: {")]
+    said = [c["choices"][0]["explain"] for c in chunks if "explain" in c["choices"][0]]
+    assert [found["after"][:2] for found in said] == ["d"]
+    assert said[0]["branches"] == 2
 
 
 def test_no_key_and_no_salt_is_shown_anothers_text(as_key):
