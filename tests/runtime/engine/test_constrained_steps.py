@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 import time
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from ramet.runtime.engine.guides import Guides
 from ramet.runtime.protocol.messages import Abort
 from ramet.runtime.protocol.sampling import Constraint
 
@@ -270,3 +273,18 @@ def test_a_storm_of_constrained_and_free_requests(started, letters):
     info = client.ask(1, "info").data
     assert info["pages"]["held"] == 0
     assert info["requests"] == {"running": 0, "waiting": 0}
+
+
+def test_a_row_that_is_another_s_by_now_is_not_filled(letters):
+    """Planned for a request whose place a free one has taken before its mask was due."""
+    guides = Guides(lambda: letters, ends=(0,))
+    free = SimpleNamespace(serial=7)
+    rows = SimpleNamespace(requests=[free, None], epoch=np.array([3, 1]))
+    planned = SimpleNamespace(
+        batch=SimpleNamespace(masked=np.array([0, 1])),
+        rows=np.array([0, 1]),
+        epochs=np.array([2, 1]),
+    )
+    out = np.zeros((2, 3), np.int32)
+    assert guides.masks(planned, rows, out) == []
+    assert (out == -1).all()
