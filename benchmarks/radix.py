@@ -1,16 +1,26 @@
 """The radix tree and the scheduler alone, with no model: what they cost a prompt, and a step.
 
 python benchmarks/radix.py [--out results.json]
+
+With --simulate, policies and evictions over a trace instead: few-shot, tot or agents (made from
+--seed, of --requests), all three (all), or a file that --save or `Trace.save` wrote. First one
+request after the other in the order of the trace, in a cache of --cache of the working set, against
+what Belady's choice would find; then through a queue, in a cache of the whole working set.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 
 import numpy as np
+from radix_simulate import PAGE, belady, replay, rows_for, serve
+from radix_trace import GENERATORS, Trace
+from ramet.runtime.memory.eviction import POLICIES as EVICTIONS
 from ramet.runtime.memory.kv_memory import KVMemory
 from ramet.runtime.protocol.messages import EngineSampling
+from ramet.runtime.scheduler.policies import POLICIES
 from ramet.runtime.scheduler.request import Request
 from ramet.runtime.scheduler.scheduler import Limits, Scheduler
 from report import Report
@@ -66,10 +76,78 @@ def steps(report: Report, rows: int, bar: str) -> None:
     report.row(f"the same, 99th percentile, {rows} running", np.percentile(times, 99), "µs")
 
 
+def evictions(report: Report, name: str, trace: Trace, share: float) -> None:
+    """Hit rates with the order of access fixed by the trace."""
+    prompts, full = trace.prompt_tokens(), trace.working_set()
+    size = int(full * share) // PAGE * PAGE
+    best = belady(trace, size)
+    report.row(f"{name}: unlimited cache", belady(trace, full) / prompts * 100, "% found")
+    report.row(f"{name}: Belady, {share:g} of the working set", best / prompts * 100, "% found")
+    for eviction in EVICTIONS:
+        for compiled in (True, False) if eviction == "program" else (True,):
+            bar = {True: "≥ 98", False: "≥ 90"}[compiled] if eviction == "program" else ""
+            kind = {True: ", compiled", False: ", lazy"}[compiled] if eviction == "program" else ""
+            hits = replay(trace, size, eviction, compiled=compiled)
+            note = f"{hits / prompts:.1%} found"
+            report.row(f"{name}: {eviction}{kind}", hits / best * 100, "% of Belady", bar=bar,
+                       note=note)  # fmt: skip
+
+
+def policies(report: Report, name: str, trace: Trace, load: float, ageing: float) -> None:
+    """Waiting times and hit rates through a queue."""
+    rows, size = rows_for(trace, load), trace.working_set()
+    for policy in POLICIES:
+        for eviction in EVICTIONS:
+            served = serve(trace, size, policy, eviction, rows=rows, ageing=ageing)
+            found = served.hits / trace.prompt_tokens()
+            median, tail = np.percentile(served.waits, [50, 99])
+            usual, slow = np.percentile(served.latencies, [50, 95])
+            decision = float(np.median(served.decisions)) * 1e6
+            note = (
+                f"{found:.1%} found; wait p50 {median:.2f}, p99 {tail:.2f}, "
+                f"max {max(served.waits):.2f} s; program p95 {slow:.1f} s; {decision:.0f} µs CPU "
+                "a decision"
+            )
+            report.row(f"{name}: {policy} + {eviction}, {rows} rows", usual, "s program p50",
+                       note=note)  # fmt: skip
+
+
+def simulate(report: Report, options: argparse.Namespace) -> None:
+    names = [*GENERATORS] if options.simulate == "all" else [options.simulate]
+    for name in names:
+        if name in GENERATORS:
+            trace = GENERATORS[name](options.requests, options.seed)
+        else:
+            trace, name = Trace.load(name), Path(name).stem
+        if options.save:
+            trace.save(options.save)
+        evictions(report, name, trace, options.cache)
+        if not options.replay_only:
+            policies(report, name, trace, options.load, options.ageing)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", help="write JSON here")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", help="write JSON here; of a simulation, Markdown beside it")
+    parser.add_argument("--simulate", metavar="TRACE")
+    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cache", type=float, default=0.5, help="share of the working set")
+    parser.add_argument(
+        "--load", type=float, default=1.0, help="how busy the rows of the queue are"
+    )
+    parser.add_argument("--ageing", type=float, default=5.0, help="seconds")
+    parser.add_argument("--replay-only", action="store_true", help="no queue")
+    parser.add_argument("--save", metavar="FILE", help="keep the trace as .npz")
     options = parser.parse_args()
+    if options.simulate:
+        report = Report("radix-simulated")
+        simulate(report, options)
+        report.write(options.out)
+        report.write_table(options.out)
+        return
     report = Report("radix")
     match_and_insert(report)
     steps(report, 64, "≤ 1000")

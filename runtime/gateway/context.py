@@ -14,7 +14,7 @@ from ..program.instructions import ChoicesMethod
 from ..protocol.errors import ProgramError
 from ..protocol.meta import MetaInfo
 from ..protocol.sampling import SamplingParams
-from .fork_point import ForkPoint
+from .fork_point import ForkPoint, Mark
 from .generation import Generation, Sample, all_of
 from .history import History, Item, Segment
 from .request import Handle, IntArray
@@ -56,7 +56,7 @@ class EngineContext:
         self._handle_len = 0
         self._warnings: list[tuple[str, str]] = []
         self._points: list[ForkPoint] = []
-        self._marks: tuple[tuple[int, int], ...] = ()
+        self._marks: tuple[Mark, ...] = ()
         self._remaining = 0
         self._reads = True
 
@@ -177,8 +177,7 @@ class EngineContext:
     async def _look_ahead(self, prompt: IntArray) -> None:
         """Have the next request mark what others of the program will read of its prompt."""
         for point in self._points:
-            if (mark := await point.mark(prompt, self._executor.engine.new_handle)) is not None:
-                self._marks += (mark,)
+            self._marks += (*(await point.mark(prompt, self._executor.engine.new_handle)),)
 
     async def share(self, prompt: IntArray, handle: Handle) -> None:
         """Several requests that begin with ``prompt`` follow; the first keeps it in ``handle``."""

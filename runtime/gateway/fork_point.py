@@ -8,10 +8,14 @@ from typing import Any
 from ..memory.radix_tree import common_prefix
 from .request import Handle, IntArray
 
+Mark = tuple[int, int]
+MOST_MARKS = 4
+
 
 class ForkPoint:
     """Counts the streams that begin with it and may yet have it read. The first that does marks it
-    in the engine, if there are others; the last to let go takes the mark back."""
+    in the engine, once for each of the others (but not more often than an eviction policy counts);
+    each that lets go takes a mark back."""
 
     def __init__(
         self, ids: IntArray, pending: Sequence[Any], cut: Callable[[], Awaitable[IntArray]]
@@ -21,7 +25,8 @@ class ForkPoint:
         self._pending = [*pending]
         self._cut = cut
         self._count = 0
-        self._handle: Handle | None = None
+        self._marked = False
+        self._handles: list[Handle] = []
 
     def is_at(self, ids: IntArray, pending: Sequence[Any]) -> bool:
         """Whether a stream stands where this one was made."""
@@ -38,19 +43,17 @@ class ForkPoint:
     def release(self) -> None:
         assert self._count > 0
         self._count -= 1
-        if self._count == 0 and self._handle is not None:
-            self._handle.release()
-            self._handle = None
+        if len(self._handles) > self._count:
+            self._handles.pop().release()
 
-    async def mark(
-        self, prompt: IntArray, new_handle: Callable[[], Handle]
-    ) -> tuple[int, int] | None:
-        """A handle and how many leading tokens of ``prompt`` it is for, or ``None`` where there is
+    async def mark(self, prompt: IntArray, new_handle: Callable[[], Handle]) -> list[Mark]:
+        """Handles, each with how many leading tokens of ``prompt`` it is for; none where there is
         nothing (more) to mark. The caller holds this."""
-        if self._handle is not None or self._count < 2:
-            return None
-        handle = self._handle = new_handle()
+        if self._marked or self._count < 2:
+            return []
+        self._marked = True
         length = common_prefix(await self._cut(), prompt)  # its end may be cut otherwise there
-        if handle is not self._handle or not length:
-            return None
-        return handle.number, length
+        if not length:
+            return []
+        self._handles = [new_handle() for _ in range(min(self._count - 1, MOST_MARKS))]
+        return [(handle.number, length) for handle in self._handles]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+_MANY = 4
+"""More streams than so many are not told apart."""
+
 
 class Evictable(Protocol):
     """What a policy may look at: one unlocked leaf of the tree."""
@@ -48,16 +51,16 @@ class LeastFrequentlyUsed:
 
 
 class ProgramAware:
-    """Evict first what no live stream will read again, by last use; then what one will, by last
-    use; and last what a request in the queue will, from the queue's end on: what its head reads is
-    needed next, however long ago it was used."""
+    """Evict first what no live stream will read again, by last use; then what few will, before what
+    many will; and last what a request in the queue will, from the queue's end on: what its head
+    reads is needed next, however long ago it was used."""
 
     looks_ahead = True
 
     def key(self, node: Evictable) -> tuple[int, ...]:
         if node.awaited:
-            return (2, -node.due)
-        return (int(node.pins > 0), node.last_use)
+            return (_MANY + 1, -node.due)
+        return (min(node.pins, _MANY), node.last_use)
 
 
 POLICIES: dict[str, type[EvictionPolicy]] = {
