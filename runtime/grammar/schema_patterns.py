@@ -55,7 +55,7 @@ def lower_pattern(pattern: str, where: str) -> str:
         part = pattern[at:after]
         if _NUL.fullmatch(part):
             raise GrammarError("the character NUL is not supported in a pattern", where=where)
-        if len(part) > 1 and part[0] == "[":
+        if _CLASS.fullmatch(part):
             plain = _PLAIN.fullmatch(part) and "--" not in part
             if not plain and not _ALL.fullmatch(part):
                 part = f"[{_literal(part)}&&[^\\x00]]"
@@ -71,8 +71,10 @@ def _after(pattern: str, at: int) -> int:
     if pattern[at] == "\\":
         found = _PROPERTY.match(pattern, at) or _NUL.match(pattern, at)
         return found.end() if found else at + 2
+    if pattern[at] != "[":
+        return at + 1
     found = _CLASS.match(pattern, at)
-    return found.end() if found else at + 1  # one without an end: the backend says so
+    return found.end() if found else len(pattern)  # without an end: the backend says so
 
 
 def _literal(part: str) -> str:

@@ -54,6 +54,12 @@ HOSTILE = {
     "many members": ("json_schema", {"properties": {f"p{i}": {} for i in range(20_000)}}),
     "many values": ("json_schema", {"enum": list(range(100_000))}),
     "a long reference": ("json_schema", {"allOf": [{"$ref": "#" + "/a" * 30_000}] * 10}),
+    "a pattern that would be tried in many ways": (
+        "json_schema",
+        {"required": ["a" * 60 + "c"], "patternProperties": {"^(a|a)*b$": {"type": "null"}}},
+    ),
+    "classes without end": ("json_schema", {"pattern": "[" * 400_000}),
+    "classes and escapes": ("json_schema", {"pattern": r"[^a\\]\p{L" * 40_000}),
     "blank lines": ("ebnf", " \n" * 90_000 + 'root ::= "a"'),
     "quotes": ("ebnf", "root ::= " + '"' * 190_000),
     "groups": ("ebnf", "root ::= " + "(" * 190_000),
