@@ -441,11 +441,10 @@ def test_a_port_in_use_is_one_clear_line(serve):
 
 
 def test_two_servers_on_one_machine_just_work(launched):
-    """Neither says where programs connect: one of them has the usual port, or a third has."""
+    """Neither says where programs connect: one of them has the usual port, or somebody else has."""
     first, second = (launched(zmq_port=None) for _ in range(2))
     ports = [address.rpartition(":")[2] for one in (first, second) for address in one.addresses[1:]]
     assert len(set(ports)) == 2
-    assert "7411" not in ports[1:]
     for one in (first, second):
         assert httpx.get(one.url + "/health").status_code == 200
     with pytest.raises(BackendError, match="in use"):

@@ -221,8 +221,8 @@ async def test_cancelled_in_the_background(site):
     cancelled = await site.openai.responses.cancel(made.id)
     assert cancelled.status == "cancelled"
     assert (await site.openai.responses.retrieve(made.id)).status == "cancelled"
-    assert len(site.engine.aborted) == 1
     await site.idle()
+    assert len(site.engine.aborted) == 1
 
 
 async def test_cancelled_in_a_stream(site):
