@@ -7,6 +7,7 @@ number is refused. What llguidance makes of some bounds is wrong, and is said ot
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
@@ -115,16 +116,16 @@ def _leave_integers(node: Node, lows: list[float], highs: list[float]) -> None:
         return
     bound = schema.get("exclusiveMinimum")
     if bound is not None and bound == int(bound):
-        between = [high for high in highs if bound < high < bound + 1]
-        if between:
+        place = bisect_right(highs, bound)
+        if place < len(highs) and highs[place] < bound + 1:
             del schema["exclusiveMinimum"]
-            schema["minimum"] = max(_beside(bound, between[0]), schema.get("minimum", bound))
+            schema["minimum"] = max(_beside(bound, highs[place]), schema.get("minimum", bound))
     bound = schema.get("exclusiveMaximum")
     if bound is not None and bound == int(bound):
-        between = [low for low in lows if bound - 1 < low < bound]
-        if between:
+        place = bisect_left(lows, bound) - 1
+        if place >= 0 and lows[place] > bound - 1:
             del schema["exclusiveMaximum"]
-            schema["maximum"] = min(_beside(bound, between[-1]), schema.get("maximum", bound))
+            schema["maximum"] = min(_beside(bound, lows[place]), schema.get("maximum", bound))
 
 
 def _beside(bound: float, other: float) -> float:

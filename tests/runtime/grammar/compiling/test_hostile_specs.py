@@ -60,6 +60,10 @@ HOSTILE = {
     ),
     "classes without end": ("json_schema", {"pattern": "[" * 400_000}),
     "classes and escapes": ("json_schema", {"pattern": r"[^a\\]\p{L" * 40_000}),
+    "bounds near each other": (
+        "json_schema",
+        {"anyOf": [{"exclusiveMinimum": i, "maximum": i + 0.5} for i in range(20_000)]},
+    ),
     "blank lines": ("ebnf", " \n" * 90_000 + 'root ::= "a"'),
     "quotes": ("ebnf", "root ::= " + '"' * 190_000),
     "groups": ("ebnf", "root ::= " + "(" * 190_000),
