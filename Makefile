@@ -23,6 +23,8 @@ HAS_NVIDIA := $(firstword $(wildcard /dev/nvidiactl /dev/nvidia0))
 CONSTRAINTS := -c constraints.txt $(if $(HAS_NVIDIA),,-c constraints-cpu.txt)
 EDITABLE := --no-build-isolation --config-settings editable_mode=strict -e
 PYTEST := $(BIN)/pytest -q
+# Many tests wait for processes: two run at a time, those of a file one after the other.
+TOGETHER := -n 2 --dist loadfile
 
 .PHONY: help setup link model demo test test-slow test-clients test-gpu lint types unit kernels clean
 
@@ -75,12 +77,12 @@ types: link
 	$(BIN)/pyright --warnings
 
 unit: model $(CLIENTS)
-	$(PYTEST) -m "not slow and not gpu" --ignore=tests/kernels
+	$(PYTEST) $(TOGETHER) -m "not slow and not gpu" --ignore=tests/kernels
 
 # Triton's interpreter is chosen when a kernel is defined, hence processes of their own.
 kernels: link
-	TRITON_INTERPRET=1 $(PYTEST) -m "not slow and not gpu" tests/kernels
-	$(PYTEST) -m "not slow and not gpu" tests/kernels/test_compile.py
+	TRITON_INTERPRET=1 $(PYTEST) $(TOGETHER) -m "not slow and not gpu" tests/kernels
+	$(PYTEST) -n 2 -m "not slow and not gpu" tests/kernels/test_compile.py
 
 test-slow: model $(CLIENTS)
 	$(PYTEST) -m "slow and not gpu" --ignore=tests/kernels
