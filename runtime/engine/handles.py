@@ -29,17 +29,19 @@ class Handles:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def keep(self, handle: int, tokens: IntArray, node: Node | None) -> None:
+    def keep(
+        self, handle: int, tokens: IntArray, node: Node | None, namespace: bytes = b""
+    ) -> None:
         """Remember a sequence; a handle used again forgets what it was."""
-        self._put(handle, _Kept(tokens, node))
+        self._put(handle, _Kept(tokens, node, namespace))
 
     def mark(self, handle: int, tokens: IntArray, namespace: bytes) -> None:
         """Remember a prefix that will be read again, and wish that what there is of it stay."""
         self._put(handle, _Kept(tokens, self._tree.at(tokens, namespace), namespace))
 
     def renew(self, handle: int) -> None:
-        """More of a marked prefix has been computed: wish that it stay too. One that was released
-        meanwhile is ignored."""
+        """More of a marked prefix has been computed, or again what was evicted: wish that it stay
+        too. One that was released meanwhile is ignored."""
         kept = self._kept.get(handle)
         if kept is not None:
             self.mark(handle, kept.tokens, kept.namespace)

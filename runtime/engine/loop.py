@@ -350,7 +350,7 @@ class Engine:
         cached = max(request.cached_tokens, 0)
         spans = spans_of(request)
         if request.keep is not None and reason != "abort":
-            peer.handles.keep(request.keep, request.tokens, node)
+            peer.handles.keep(request.keep, request.tokens, node, request.namespace)
         for handle in request.marks:
             peer.handles.renew(handle)
         if reason == "abort" and error is None:

@@ -30,6 +30,7 @@ def request_of(
         raise BadInputError(f"remaining must not be {message.remaining}", param="remaining")
     check_sampling(message.sampling, vocab_size)
     tokens: IntArray | None = make_tokens(message.ids)
+    base = () if message.base is None else (message.base,)
     if message.base is not None:
         tokens = handles.extend(message.base, message.base_len, tokens)
         if tokens is None:
@@ -53,7 +54,7 @@ def request_of(
         program=message.program,
         remaining=message.remaining,
         keep=message.keep,
-        marks=tuple(handle for handle, _ in message.marks),
+        marks=(*(handle for handle, _ in message.marks), *base),
         priority=message.priority,
         cls=message.cls,
         explain=message.explain,

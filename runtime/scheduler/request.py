@@ -28,7 +28,7 @@ class Request:
     """Requests of its program that were known, but not sent, when this one was sent."""
     keep: int | None = None
     marks: tuple[int, ...] = ()
-    """Handles of prefixes of the prompt that its program will read again."""
+    """Handles of prefixes of the prompt that its program may read again."""
     priority: int = 0
     """Lower goes first; beside that of its class."""
     cls: str = ""

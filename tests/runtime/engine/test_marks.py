@@ -59,6 +59,22 @@ def test_a_mark_takes_in_what_is_computed_after_it():
     assert all(node.pins == 0 for node in memory.tree.nodes())
 
 
+def test_a_kept_stream_that_was_evicted_is_wished_for_again_when_it_is_computed_again():
+    memory = KVMemory(160, eviction="program")
+    handles = Handles(memory.tree)
+    tokens = np.arange(60, dtype=np.int32)
+    handles.keep(1, tokens, compute(memory, tokens), b"")
+    compute(memory, range(100, 250))
+    assert cached(memory, tokens) < 60
+    compute(memory, tokens)
+    handles.renew(1)
+    compute(memory, range(300, 360))
+    compute(memory, range(400, 480))
+    assert cached(memory, tokens) == 60
+    handles.clear()
+    assert all(node.pins == 0 for node in memory.tree.nodes())
+
+
 def test_what_a_program_no_longer_reads_goes_before_what_another_does():
     """A wish taken back counts at once, not when the leaf would have gone anyway."""
     memory = KVMemory(160, eviction="program")
