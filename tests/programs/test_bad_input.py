@@ -214,7 +214,9 @@ def test_bad_expressions_name_their_line(make: Callable[[], Any], names: str) ->
     assert "test_bad_input.py" in str(caught.value)
 
 
-@pytest.mark.parametrize("value", [None, 5, ["a"], {"a": 1}, b"a", object()], ids=repr)
+@pytest.mark.parametrize(
+    "value", [None, 5, ["a"], {"a": 1}, b"a", object()], ids=lambda v: type(v).__name__
+)
 def test_what_cannot_be_appended(value: Any, runtime: Any) -> None:
     @rt.function
     def appends(s: Any) -> None:
