@@ -59,8 +59,8 @@ def mask_(logits: torch.Tensor, mask: torch.Tensor, at: torch.Tensor | None = No
     i is for logits row ``at[i]``, or i without ``at``."""
     size = logits.shape[1]
     data = mask.contiguous().numpy().astype("<i4", copy=False).view(np.uint8)
-    bits = np.unpackbits(data, axis=1, count=size, bitorder="little")
-    forbidden = torch.from_numpy(bits == 0)
+    bits = np.unpackbits(~data, axis=1, count=size, bitorder="little")
+    forbidden = torch.from_numpy(bits.view(np.bool_))
     if at is None:
         return logits.masked_fill_(forbidden, -torch.inf)
     picked = logits.index_select(0, at).masked_fill_(forbidden, -torch.inf)
