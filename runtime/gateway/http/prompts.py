@@ -54,18 +54,6 @@ async def ids_of_prompt(
     return fitting(executor, ids)
 
 
-async def ids_of_messages(
-    executor: EngineExecutor,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    answer: bool = True,
-    go_on: bool = False,
-) -> IntArray:
-    """Messages in the model's own form. ``answer`` opens the assistant's; ``go_on`` leaves the last
-    one open. Special tokens are not parsed in contents. Raises `HttpError`, `BadInputError`."""
-    return (await prompt_of_messages(executor, messages, answer=answer, go_on=go_on)).ids
-
-
 async def prompt_of_messages(
     executor: EngineExecutor,
     messages: Sequence[Mapping[str, Any]],

@@ -112,7 +112,7 @@ async def test_what_is_far_too_much_is_refused_soon(served, http, what):
     assert reply.status_code == status, reply.text
     assert named in reply.json()["error"]["message"]
     assert time.monotonic() - began < WITHIN_S
-    assert slowest < WITHIN_S
+    assert slowest < 3.0
 
 
 async def test_an_engine_killed_with_50_streams_open():
