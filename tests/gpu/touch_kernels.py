@@ -1,6 +1,6 @@
 """Launch every kernel on small, ragged shapes, for a memory checker to watch.
 
-    compute-sanitizer --tool memcheck python tests/gpu/touch_kernels.py
+    compute-sanitizer --tool memcheck python tests/gpu/touch_kernels.py [PART] …
 
 Results are looked at elsewhere; here every access has to be inside its tensor. Torch's caching
 allocator is off, so that each tensor is an allocation of its own.
@@ -9,6 +9,9 @@ allocator is off, so that each tensor is an allocation of its own.
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
 
 os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
 
@@ -96,9 +99,12 @@ def elementwise() -> None:
         embed.embed(ids, randn(50, width), pdl=True)
 
 
-def attention() -> None:
-    shapes = ((64, 4, 4), (80, 6, 2), (96, 9, 3), (128, 12, 2), (256, 8, 4))
-    for dim, heads, kv_heads in shapes:
+HEADS = {64: (4, 4), 80: (6, 2), 96: (9, 3), 128: (12, 2), 256: (8, 4)}
+
+
+def attention(dims: Iterable[int] = HEADS) -> None:
+    for dim in dims:
+        heads, kv_heads = HEADS[dim]
         lengths, queries = [1, 37, 130, 300], [1, 5, 130, 64]
         width, total = max(lengths), sum(queries)
         slots = torch.randperm(len(lengths) * width, device=DEVICE).view(len(lengths), width)
@@ -122,7 +128,7 @@ def attention() -> None:
     merge.merge(parts, randn(5, 3, 6, dtype=torch.float32), pdl=True)
 
 
-def trees() -> None:
+def trees(dims: Iterable[int] = HEADS) -> None:
     """Two levels of shared keys, ragged tails, and rows that pad the step."""
     tails = np.array([170, 200, 200, 170, 170], np.int32)
     kv_lens = tails + np.array([1, 37, 130, 300, 5], np.int32)
@@ -131,7 +137,7 @@ def trees() -> None:
     lens = ints(*kv_lens.tolist(), 1, 1)
     lists = np.array([0, 170]), np.array([170, 200]), np.array([0, 5, 7]), np.arange(7) % 5 + 0
     lists[3][5:] = 1, 2
-    for dim in (64, 80, 96, 128, 256):
+    for dim in dims:
         for heads, kv_heads in ((4, 4), (6, 2), (40, 2)):
             for kv_dtype in (BF16, torch.float8_e4m3fn):
                 k, v = (randn(512 * 6, kv_heads, dim, dtype=kv_dtype) for _ in range(2))
@@ -170,12 +176,21 @@ def choosing() -> None:
         logits.penalize_(x, seeds, counts, f32, f32, f32, prompt_bit=PROMPT_BIT, pdl=True)
 
 
-def main() -> None:
-    for part in (linears, elementwise, attention, trees, choosing):
-        part()
+PARTS: dict[str, Callable[[], None]] = {
+    "linears": linears,
+    "elementwise": elementwise,
+    "choosing": choosing,
+    **{f"attention-{dim}": partial(attention, [dim]) for dim in HEADS},
+    **{f"trees-{dim}": partial(trees, [dim]) for dim in HEADS},
+}
+
+
+def main(names: list[str]) -> None:
+    for name in names or PARTS:
+        PARTS[name]()
         torch.cuda.synchronize()
-        print(part.__name__, flush=True)
+        print("touched", name, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
