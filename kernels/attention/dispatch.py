@@ -38,8 +38,11 @@ def attend(
     bit. Raises what those raise.
     """
     items = len(meta.rows)
-    decodes = items if meta.max_q <= 1 else meta.num_decodes
+    # The last node of a tree may be a single query, but does not see all.
+    single = meta.max_q <= 1 and meta.ancestry is None
+    decodes = items if single else meta.num_decodes
     plain = softcap == 0 and sinks is None and lse is None and not invariant
+    plain = plain and meta.ancestry is None
     whole = plain and (not window or window >= meta.max_kv) and all_cold(meta, decodes)
     if out is None:
         if whole and items == 1:

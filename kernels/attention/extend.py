@@ -55,6 +55,10 @@ def sweep(
     top,
     total,
     acc,
+    start,
+    places,
+    ends,
+    depths,
     SLOT_STRIDE: tl.constexpr,
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -62,8 +66,11 @@ def sweep(
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     MASKED: tl.constexpr,
+    NODES: tl.constexpr,
 ):
-    """Attend to the keys of [first, last); without MASKED every row sees every one of them."""
+    """Attend to the keys of [first, last); without MASKED every row sees every one of them. With
+    NODES those from `start` on are nodes of a tree, whose place in the text (as `places` are of the
+    rows) is not where they lie."""
     n = tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
     wide = inner_mask(d, D, BLOCK_D)
@@ -78,7 +85,15 @@ def sweep(
         s = scores(query, k, scale, cap, CAPPED)
         if MASKED:
             seen = (key[None, :] <= positions[:, None]) & (key < last)[None, :]
-            if WINDOW > 0:
+            if NODES:
+                node = (key >= start) & (key < last)
+                end = tl.load(ends + (key - start), mask=node, other=2147483647)
+                seen &= (positions - start)[:, None] < end[None, :]
+                if WINDOW > 0:
+                    depth = tl.load(depths + (key - start), mask=node, other=0)
+                    place = tl.where(node, start + depth, key)
+                    seen &= place[None, :] > places[:, None] - WINDOW
+            elif WINDOW > 0:
                 seen &= key[None, :] > positions[:, None] - WINDOW
             s = tl.where(seen, s, float("-inf"))
             v = tl.load(values + offset, mask=wide & (key < last)[:, None], other=0.0)
@@ -90,7 +105,7 @@ def sweep(
 
 @triton.jit(
     do_not_specialize=["items", "tokens"],
-    do_not_specialize_on_alignment=["rows", "q_start", "kv_lens"],
+    do_not_specialize_on_alignment=["rows", "q_start", "kv_lens", "starts", "offsets"],
 )
 def extend_kernel(
     q,
@@ -103,6 +118,10 @@ def extend_kernel(
     q_start,
     kv_lens,
     sinks,
+    starts,
+    offsets,
+    ends,
+    depths,
     scale,
     cap,
     v_scale,
@@ -120,6 +139,7 @@ def extend_kernel(
     UNMASKED: tl.constexpr,
     CAPPED: tl.constexpr,
     SINKS: tl.constexpr,
+    NODES: tl.constexpr,
     LSE: tl.constexpr,
     LEAST: tl.constexpr,
     PDL: tl.constexpr,
@@ -146,11 +166,24 @@ def extend_kernel(
         position = length - count + index
         row = (begin - origin + index).to(tl.int64) * HEADS + head
         query = tl.load(q + row[:, None] * D + d[None, :], mask=there[:, None] & wide, other=0.0)
+        start = 0
+        place = position
+        straight = earliest
+        if NODES:
+            # A node stands no further on in the text than where it lies, nor before the first.
+            start = tl.load(starts + item)
+            ends += tl.load(offsets + item)
+            depths += tl.load(offsets + item)
+            straight = tl.minimum(earliest, start)
+            if WINDOW > 0:
+                node = there & (position >= start)
+                depth = tl.load(depths + (position - start), mask=node, other=0)
+                place = tl.where(node, start + depth, position)
         # The keys any row of the tile sees, [low, high), from a multiple of BLOCK_N on.
         high = tl.maximum(tl.minimum(earliest + BLOCK_Q, length), 0)
         low = 0
         if WINDOW > 0:
-            low = tl.maximum(earliest - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+            low = tl.maximum(straight - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
         tiles = (high - low + BLOCK_N - 1) // BLOCK_N
         splits = tl.num_programs(2)
         each = tl.maximum((tiles + splits - 1) // splits, LEAST) * BLOCK_N
@@ -170,14 +203,17 @@ def extend_kernel(
         middle = first
         if UNMASKED:
             # Up to here every row sees whole tiles.
-            middle = tl.minimum(tl.maximum((earliest + 1) // BLOCK_N * BLOCK_N, first), last)
+            seen = straight if NODES else earliest + 1
+            middle = tl.minimum(tl.maximum(seen // BLOCK_N * BLOCK_N, first), last)
             top, total, acc = sweep(
                 query, keys, values, slots, position, first, middle, scale, cap, top, total, acc,
-                SLOT_STRIDE, D, BLOCK_D, BLOCK_N, WINDOW, CAPPED, False,
+                start, place, ends, depths,
+                SLOT_STRIDE, D, BLOCK_D, BLOCK_N, WINDOW, CAPPED, False, NODES,
             )  # fmt: skip
         top, total, acc = sweep(
             query, keys, values, slots, position, middle, last, scale, cap, top, total, acc,
-            SLOT_STRIDE, D, BLOCK_D, BLOCK_N, WINDOW, CAPPED, True,
+            start, place, ends, depths,
+            SLOT_STRIDE, D, BLOCK_D, BLOCK_N, WINDOW, CAPPED, True, NODES,
         )  # fmt: skip
         result, log = finish(top, total, acc)
         result *= v_scale
@@ -222,7 +258,7 @@ def extend(
     pdl: bool = False,
 ) -> torch.Tensor:
     """Causal attention of packed queries q [T, Hq, D] over the items of `meta` from `first_item`
-    on: [T, Hq, D].
+    on: [T, Hq, D]. Of items that are trees, nodes see their ancestors alone.
 
     K and V of the queries' own tokens must be in the caches already. Rows of q that belong to no
     such item keep what `out` holds there. Options and errors are those of `decode`; `lse` is [T,
@@ -249,6 +285,10 @@ def extend(
         splits = choose_splits(tiles * kv_heads, longest, programs, SHORTEST)
         # A grid that fills the device needs no parts: partial results cost bandwidth.
         splits = splits if tiles * kv_heads < programs else 1
+    trees = meta.ancestry
+    nodes = (q,) * 4  # not read
+    if trees is not None:
+        nodes = trees.starts[first_item:], trees.offsets[first_item:], trees.ends, trees.depths
     partial, logs = out, lse
     if splits > 1:
         partial = torch.empty(splits, tokens, heads, dim, dtype=torch.float32, device=q.device)
@@ -267,6 +307,7 @@ def extend(
         meta.q_start[first_item:],
         meta.kv_lens[first_item:],
         q if sinks is None else sinks,
+        *nodes,
         scale * k_scale,
         softcap,
         v_scale,
@@ -286,6 +327,7 @@ def extend(
         UNMASKED=window == 0 and not invariant,
         CAPPED=softcap > 0,
         SINKS=sinks is not None,
+        NODES=trees is not None,
         LSE=logs is not None,
         LEAST=ceil_div(SHORTEST, block_n) if splits > 1 else 1,
         device=q.device,

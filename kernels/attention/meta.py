@@ -12,12 +12,29 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
+class Ancestry:
+    """Items whose last tokens are nodes of a tree, depth first: a node sees what comes before all
+    nodes, its ancestors and itself. Of the item's nodes, node j is an ancestor of (or is) nodes
+    [j, ends[j]), so a query that is node i sees key j <= i where i < ends[j]."""
+
+    starts: torch.Tensor
+    """[B] int32, how many of an item's tokens come before its nodes; kv_len or more: it has none"""
+    offsets: torch.Tensor
+    """[B] int32, where in `ends` and `depths` an item's nodes begin"""
+    ends: torch.Tensor
+    """[N] int32"""
+    depths: torch.Tensor
+    """[N] int32, starts[i] + depths[j] is the position of node j: windows count by it"""
+
+
+@dataclass(slots=True)
 class AttentionMeta:
     """B items with ragged queries, packed one after the other, over paged KV.
 
     Item i has queries [q_start[i], q_start[i+1]); they are the last ones of its ``kv_lens[i]``
     tokens, so query j of item i stands at position kv_lens[i] - q_len[i] + j and sees positions up
-    to its own. The KV of position p of item i lies in slot ``table[rows[i], p]``."""
+    to its own (but see `ancestry`). The KV of position p of item i lies in slot
+    ``table[rows[i], p]``."""
 
     table: torch.Tensor
     """[R, C] int32, slots by row and position."""
@@ -35,6 +52,8 @@ class AttentionMeta:
     """The first so many items have one query each."""
     tree: TreeWork | None = None
     """Where all items decode: who reads which keys, so that shared ones are read once."""
+    ancestry: Ancestry | None = None
+    """Where some items that do not decode are trees."""
     q_lens_host: list[int] | None = None
     """q_len of each item, where the host knows them (CPU paths)."""
     kv_lens_host: list[int] | None = None

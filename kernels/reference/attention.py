@@ -187,7 +187,10 @@ class _Core:
         size = min(size, count)
         begin = item.kv_len - count - item.low
         """Index into the item's keys of its first query's own."""
-        hidden = torch.ones((size, size), dtype=torch.bool).triu_(1)
+        later = torch.ones((size, size), dtype=torch.bool).triu_(1)
+        unseen = item.hidden
+        if unseen is not None:
+            window = 0
         for a in range(0, count, size):
             b = min(count, a + size)
             low = max(0, begin + a + 1 - window) if window else 0
@@ -196,7 +199,11 @@ class _Core:
             for head in range(kv_heads):
                 scores = self._cap(_product(rows[head], k[head, low : begin + b]))
                 by_query = scores.view(group, b - a, -1)
-                by_query[..., a - b :].masked_fill_(hidden[: b - a, : b - a], -torch.inf)
+                if unseen is None:
+                    by_query[..., a - b :].masked_fill_(later[: b - a, : b - a], -torch.inf)
+                else:
+                    some = unseen.shape[1] - (count - b)
+                    by_query[..., -some:].masked_fill_(unseen[a:b, :some], -torch.inf)
                 if window:
                     # The first query sees all from ``low``; each next one, one key less.
                     late = torch.arange(a, b).unsqueeze(1) + (begin + 1 - window - low)
@@ -239,9 +246,18 @@ def attention_exact(
         v = v_cache[slots].double().repeat_interleave(group, dim=1)
         at = torch.arange(kv_lens[i])
         position = torch.arange(starts[i], starts[i + 1]).unsqueeze(1) + kv_lens[i] - starts[i + 1]
+        place, place_of = position, at
         seen = at <= position
+        if meta.ancestry is not None and (first := int(meta.ancestry.starts[i])) < kv_lens[i]:
+            begin = int(meta.ancestry.offsets[i]) - first
+            ends, depths = meta.ancestry.ends, meta.ancestry.depths
+            place_of = at.clone()
+            for key in range(first, kv_lens[i]):
+                seen[:, key] &= position[:, 0] - first < int(ends[begin + key])
+                place_of[key] = first + int(depths[begin + key])
+            place = torch.where(position < 0, position, place_of[position.clamp_min(0)])
         if window:
-            seen &= at > position - window
+            seen &= place_of > place - window
         mine = slice(starts[i], starts[i + 1])
         scores = torch.einsum("qhd,lhd->qhl", q[mine].double(), k) * scale
         if softcap:

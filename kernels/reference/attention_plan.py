@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..attention.meta import AttentionMeta
+from ..attention.meta import Ancestry, AttentionMeta
 
 # Sharing costs a few small operations a layer; it pays from this many keys not read again.
 SHARING_PAYS = 512
@@ -60,13 +60,16 @@ class Keys:
 @dataclass(slots=True)
 class Extend:
     """Queries [first, last) of q, the last ones of ``kv_len`` positions of one item. ``keys`` hold
-    the positions from ``low`` on: what lies before is out of every query's window."""
+    the positions from ``low`` on: what lies before is out of every query's window. Of an item that
+    is a tree, ``hidden`` [queries, n] says what of the last n keys each query does not see,
+    whatever the reason; it sees all others."""
 
     first: int
     last: int
     kv_len: int
     low: int
     keys: Keys
+    hidden: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -106,12 +109,21 @@ def _plan(meta: AttentionMeta, window: int) -> Plan:
     if decodes:
         _Decodes(plan, lines[:decodes], kv_lens[:decodes]).arrange(window)
     first = decodes
-    for line, queries, kv_len in zip(lines[decodes:], q_lens[decodes:], kv_lens[decodes:]):
+    for item in range(decodes, len(lines)):
+        line, queries, kv_len = lines[item], q_lens[item], kv_lens[item]
         last = first + queries
         if kv_len < queries:
             plan.empty.append((first, last - kv_len))
             first = last - kv_len
-        if last > first:
+        if meta.ancestry is not None and int(meta.ancestry.starts[item]) < kv_len:
+            keys = _keys(line[:kv_len], slice(first, last))
+            hidden = _unseen(meta.ancestry, item, last - first, kv_len, window)
+            if last - first <= FEW:
+                keys.mask = torch.zeros(last - first, kv_len)
+                keys.mask[:, kv_len - hidden.shape[1] :].masked_fill_(hidden, -torch.inf)
+                keys.mask = keys.mask[None, None]
+            plan.extends.append(Extend(first, last, kv_len, 0, keys, hidden))
+        elif last > first:
             low = max(0, kv_len - (last - first) + 1 - window) if window else 0
             keys = _keys(line[low:kv_len], slice(first, last))
             if last - first <= FEW:
@@ -129,6 +141,25 @@ def _causal(queries: int, kv_len: int, low: int, window: int) -> torch.Tensor:
     if window:
         hidden |= at <= position - window
     return torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)[None, None]
+
+
+def _unseen(ancestry: Ancestry, item: int, queries: int, kv_len: int, window: int) -> torch.Tensor:
+    """[queries, n] bool: which of the last n keys of a tree each of its last ``queries`` tokens
+    does not see. Without a window n are its nodes, else all keys."""
+    start, begin = int(ancestry.starts[item]), int(ancestry.offsets[item])
+    count = kv_len - start
+    query = torch.arange(kv_len - queries, kv_len).unsqueeze(1)
+    node = torch.arange(count)
+    hidden = (query - start < node) | (query - start >= ancestry.ends[begin : begin + count])
+    if kv_len - queries < start:  # some come before the nodes, and see what comes before them
+        hidden = torch.cat([torch.arange(kv_len - queries, start) > query, hidden], dim=1)
+    if window:
+        place = torch.arange(kv_len)
+        place[start:] = start + ancestry.depths[begin : begin + count]
+        all_hidden = place <= place[kv_len - queries :].unsqueeze(1) - window
+        all_hidden[:, kv_len - hidden.shape[1] :] |= hidden
+        return all_hidden
+    return hidden
 
 
 class _Decodes:

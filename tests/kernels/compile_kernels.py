@@ -32,7 +32,7 @@ from ramet.kernels import (
     step,
 )
 from ramet.kernels.attention import decode, extend, merge, tree
-from ramet.kernels.attention.meta import AttentionMeta
+from ramet.kernels.attention.meta import Ancestry, AttentionMeta
 from ramet.kernels.operands import Norm, Rotation
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -197,7 +197,10 @@ def run_launchers(model: str) -> None:
         invariant.invariant_linear(empty(count, hidden), empty(hidden, hidden))
     for tokens in (64, 8192):
         q = empty(tokens, heads, dim)
-        extend.extend(q, *caches, meta_for(2, tokens, tokens, 8192), dim**-0.5)
+        some = meta_for(2, tokens, tokens, 8192)
+        extend.extend(q, *caches, some, dim**-0.5)
+        some.ancestry = Ancestry(*(empty(n, dtype=i32) for n in (2, 2, tokens, tokens)))
+        extend.extend(q, *caches, some, dim**-0.5)
     float8 = [empty(1 << 20, kv_heads, dim, dtype=torch.float8_e4m3fn) for _ in range(2)]
     decode.decode(empty(64, heads, dim), *float8, meta_for(64, 64, 1, 8192), dim**-0.5)
     shape = tree.shape_for(heads, kv_heads, dim, torch.bfloat16, 64, torch.device("cpu"))
