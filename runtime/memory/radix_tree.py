@@ -12,7 +12,7 @@ the idea). A path from the root of a namespace spells a prompt; namespaces share
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,14 +30,17 @@ class Node:
     """One edge and the point it leads to. Only the tree changes it."""
 
     __slots__ = (
-        "awaited", "children", "due", "hits", "last_use", "lock", "parent", "pins", "serial",
-        "slots", "tokens",
+        "awaited", "chain", "children", "due", "hits", "last_use", "lock", "parent", "pins",
+        "serial", "slots", "tokens",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, tokens: TokenArray, slots: SlotArray, serial: int):
         self.parent = parent
         self.tokens = tokens
         self.slots = slots
+        self.chain: tuple[int, bytes] | None = None
+        """Tokens up to its end, and the name of their last whole block (of a root, its namespace),
+        once somebody asked."""
         self.children: dict[int, Node] = {}
         self.lock = 0
         self.pins = 0
@@ -108,6 +111,7 @@ class RadixTree:
                 self._forget_empty_roots()
                 self._sweep_at = _MANY_ROOTS + 2 * len(self._roots)
             node = self._roots[namespace] = self._node(None, _NO_SLOTS, _NO_SLOTS)
+            node.chain = 0, namespace
         return node
 
     def match(self, tokens: TokenArray, namespace: bytes = b"") -> Match:
@@ -211,9 +215,10 @@ class RadixTree:
             at = at.parent
         self._offer(node)  # it may go sooner now than its place in the heap says
 
-    def evict(self, count: int) -> int:
+    def evict(self, count: int, leaving: Callable[[Node, int], None] | None = None) -> int:
         """Free at least ``count`` evictable slots, leaf by leaf in the policy's order, or all there
-        are. Of the last leaf no more goes than must. Returns how many were freed."""
+        are. Of the last leaf no more goes than must. Returns how many were freed. ``leaving`` is
+        told of each leaf, before it goes, how many of its tokens stay."""
         freed = 0
         while freed < count and self._heap:
             key, _, node = heapq.heappop(self._heap)
@@ -224,7 +229,9 @@ class RadixTree:
                 heapq.heappush(self._heap, (now, node.serial, node))
                 continue
             pages = -(-(count - freed) // self._pool.page_size)
-            left = len(node.slots) - pages * self._pool.page_size
+            left = max(0, len(node.slots) - pages * self._pool.page_size)
+            if leaving is not None:
+                leaving(node, left)
             if left > 0:
                 freed += self._trim(node, left)
             else:
@@ -344,6 +351,7 @@ class RadixTree:
         """Evict the end of a leaf. It stays the same node, and what is wished of it stands."""
         gone = node.slots[left:]
         node.tokens, node.slots = node.tokens[:left].copy(), node.slots[:left].copy()
+        node.chain = None
         self._pool.free(gone)
         self._evictable -= len(gone)
         self._offer(node)
