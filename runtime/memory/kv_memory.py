@@ -10,15 +10,18 @@ Every usable slot is in exactly one of four sets, each with a record of its own:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..protocol.messages import Divergence
+from .block_chain import BLOCK
 from .eviction import POLICIES
 from .page_pool import PagePool, SlotArray
 from .radix_tree import Match, Node, RadixTree, TokenArray, common_prefix
+from .spilling import Spilling
+from .tiers import Copy, Tiers
 from .tree_view import divergence
 
 
@@ -37,6 +40,23 @@ class Usage:
         return self.locked + self.private
 
 
+@dataclass(slots=True, eq=False)
+class Load:
+    """KV that comes back from host memory: of ``tokens``, the first ``shared`` were in the tree."""
+
+    tokens: TokenArray
+    namespace: bytes
+    node: Node
+    slots: SlotArray
+    shared: int
+    copy: Copy
+    blocks: int
+
+    @property
+    def private(self) -> SlotArray:
+        return self.slots[self.shared :]
+
+
 class KVMemory:
     """Slots for requests: cached prefixes are found, held and grown here; nothing else frees a
     slot."""
@@ -48,8 +68,10 @@ class KVMemory:
         *,
         eviction: str = "lru",
         caching: bool = True,
+        tiers: Tiers | None = None,
     ) -> None:
-        """``caching`` false: nothing is kept when a request ends, nothing is shared."""
+        """``caching`` false: nothing is kept when a request ends, nothing is shared. ``tiers``:
+        where evicted KV goes, and comes back from."""
         self.pool = PagePool(num_slots, page_size)
         policy = POLICIES[eviction]()
         self.tree = RadixTree(self.pool, policy)
@@ -57,6 +79,8 @@ class KVMemory:
         self.looks_ahead = caching and policy.looks_ahead
         """Whether eviction asks for what the queue will read."""
         self._private = 0
+        self.tiers = tiers if caching else None
+        self.spilling = Spilling(self.tree, self.tiers) if self.tiers else None
 
     @property
     def total(self) -> int:
@@ -131,8 +155,41 @@ class KVMemory:
         self._private -= len(private)
         self.tree.unlock(node)
 
+    def begin_load(
+        self, tokens: TokenArray, namespace: bytes, names: Sequence[bytes]
+    ) -> Load | None:
+        """Bring KV of ``tokens`` back, as far as the tree does not have it: into private slots,
+        until `end_load`. ``names`` are blocks in host memory, the last of which holds the last
+        token. ``None``: held slots leave too few."""
+        assert self.tiers is not None
+        self.tiers.hold(names)  # taking slots evicts, and what is evicted wants their place
+        match = self.hold(tokens, namespace)
+        blocks = -(-len(tokens) // BLOCK) - match.length // BLOCK
+        after = int(match.slots[-1]) if match.length else -1
+        slots = None
+        if 0 < blocks <= len(names):
+            slots = self.allocate(len(tokens) - match.length, match.length, after)
+        if slots is None:
+            self.tiers.release(names)
+            self.release(match.node, _no_slots())
+            return None
+        self.tiers.release(names[: len(names) - blocks])
+        names = names[len(names) - blocks :]
+        copy = self.tiers.load(names, slots, match.length % BLOCK)
+        every = np.concatenate((match.slots, slots))
+        return Load(tokens, namespace, match.node, every, match.length, copy, blocks)
+
+    def end_load(self, load: Load) -> None:
+        """What was loaded is the tree's, and evictable. Call it when the copy is ready."""
+        assert self.tiers is not None
+        self.tiers.loaded(load.copy, load.blocks)
+        match = self.share(load.node, load.tokens, load.slots, load.shared, load.namespace)
+        self.release(match.node, _no_slots())
+
     def flush(self) -> int:
         """Forget all cached KV that nobody holds. Returns how many slots that freed."""
+        if self.tiers is not None:
+            self.tiers.clear()
         return self.tree.clear()
 
     def assert_consistent(self, private: Iterable[SlotArray]) -> None:
@@ -158,8 +215,16 @@ class KVMemory:
             return False
         if missing > 0:
             # A little more than needed, so that a full cache is not trimmed at every step.
-            self.tree.evict(min(self.tree.num_evictable, missing + self.total // 64))
+            count = min(self.tree.num_evictable, missing + self.total // 64)
+            if self.spilling is None:
+                self.tree.evict(count)
+            else:
+                self.spilling.evict(count)
         return True
 
 
-__all__ = ["KVMemory", "Match", "Node", "Usage", "common_prefix"]
+def _no_slots() -> SlotArray:
+    return np.empty(0, np.int32)
+
+
+__all__ = ["KVMemory", "Load", "Match", "Node", "Usage", "common_prefix"]

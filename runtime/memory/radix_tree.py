@@ -100,6 +100,11 @@ class RadixTree:
         return self._locked
 
     @property
+    def clock(self) -> int:
+        """Moves with every match and insertion."""
+        return self._clock
+
+    @property
     def roots(self) -> Mapping[bytes, Node]:
         """Where each namespace begins."""
         return self._roots

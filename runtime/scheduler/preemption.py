@@ -64,6 +64,13 @@ class Preemption:
         by = -rows.serial[running], rows.sampled[running], -claims
         return int(running[np.lexsort(by)[0]])
 
+    def least_urgent(self) -> int:
+        """The row of the least urgent running request; of several, of that with least done."""
+        rows = self._rows
+        running = np.flatnonzero(rows.state != EMPTY)
+        by = -rows.serial[running], rows.sampled[running], -rows.level[running]
+        return int(running[np.lexsort(by)[0]])
+
     def _without_row(self, level: int) -> Request | None:
         """One of this level at most that would run if there were a row."""
         room = self.room()

@@ -57,6 +57,13 @@ class Request:
     overlaps: dict[int, int] = field(default_factory=dict[int, int])
     """Common prefix with other requests by their `serial`: they never change."""
     serial: int = 0
+    chain: list[bytes] = field(default_factory=list[bytes])
+    """Names of its first blocks of tokens, as far as somebody asked."""
+    sought: bool = False
+    """Whether it was looked for in the tiers below the tree, ..."""
+    fetched_to: int = 0
+    loaded_to: int = 0
+    """... and how far it was read from disk and loaded from host memory."""
     explain: bool = False
     divergence: Divergence | None = None
     """Where its prompt left what was cached when it was admitted; only if asked for."""

@@ -16,10 +16,11 @@ from .admission import Admission
 from .batch import IntArray, NewRow
 from .building import Planned, StepBuilder
 from .limits import Limits
+from .loading import Loading
 from .policies import POLICIES, aged_first, by_priority, claim_of
 from .preemption import Preemption
 from .request import Request
-from .rows import DECODE, EMPTY, PREFILL, Rows
+from .rows import DECODE, PREFILL, Rows
 from .segments import SegmentFinder, SharingCost
 from .siblings import Siblings
 from .waiting import Waiting, check_fits, check_queue, classify, memory_full
@@ -60,6 +61,7 @@ class Scheduler:
         self.waiting = Waiting(memory)
         self.aside = Waiting(memory)
         """Requests that cannot be considered yet: their grammar is being compiled."""
+        self.loading = Loading(memory, self.waiting)
         self.failed: list[tuple[Request, RametError]] = []
         """Requests that can never run; the engine takes them away."""
         self.num_retracted = 0
@@ -82,7 +84,7 @@ class Scheduler:
         limits = self.limits
         check_fits(request, limits.context_length, self.memory.total)
         cls = classify(request, limits.classes)
-        queues = self.waiting, self.aside
+        queues = self.waiting, self.aside, self.loading.requests
         check_queue(request, cls, queues, limits.max_waiting, limits.max_waiting_tokens)
         self._serial += 1
         request.serial = self._serial
@@ -93,14 +95,7 @@ class Scheduler:
         """A request that stood aside takes the place in the queue that it would have now."""
         self.aside.remove(request)
         request.brought_in = time.monotonic()
-        at = len(self.waiting)
-        while at and self._stands_behind(self.waiting[at - 1], request):
-            at -= 1
-        self.waiting.insert(at, request)
-
-    @staticmethod
-    def _stands_behind(queued: Request, request: Request) -> bool:
-        return queued.arrival > request.arrival and not queued.retractions
+        self.waiting.place(request)
 
     def remove(self, request: Request, *, poisoned: bool = False) -> Node | None:
         """Take a request away, wherever it is. What it computed stays cached (unless it is
@@ -109,7 +104,8 @@ class Scheduler:
             self._preemption.refused = None
         if request.row >= 0:
             return self._leave(request.row, poisoned=poisoned)
-        (self.aside if request in self.aside else self.waiting).remove(request)
+        queues = self.waiting, self.aside, self.loading
+        next(queue for queue in queues if request in queue).remove(request)
         return None
 
     def append_forced(self, row: int, tokens: IntArray) -> bool:
@@ -147,7 +143,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        return not self.waiting and not self.rows.running
+        return not self.waiting and not self.rows.running and not self.loading
 
     # --- a step ---------------------------------------------------------------------------------
 
@@ -157,6 +153,7 @@ class Scheduler:
         ``drained``: every earlier step's samples are known. If they are not and a request must be
         retracted, raises `MustDrain` with nothing changed.
         """
+        self.loading.poll()
         self._make_way(drained)
         builder = StepBuilder(self.rows)
         if not self._prompts_alone():
@@ -226,6 +223,8 @@ class Scheduler:
             slots = self.memory.allocate_next(rows.slots[decodes, position - 1], position)
             if slots is not None:
                 return decodes, slots
+            if self.loading.settle():
+                continue
             if not drained:
                 raise MustDrain
             self._retract()
@@ -254,6 +253,8 @@ class Scheduler:
             if not self._admit(request):
                 self._preemption.refused = request
                 return
+            if request.row < 0:
+                continue  # its KV comes from somewhere else
             room[request.cls] = room.get(request.cls, sys.maxsize) - 1
             row = request.row
             left -= min(left, int(rows.target[row] - rows.computed[row]))
@@ -266,7 +267,8 @@ class Scheduler:
         return list(by_priority(ordered, now, self.limits.priority_ageing))
 
     def _admit(self, request: Request) -> bool:
-        """Give a waiting request a row and KV for its whole prompt, if it fits."""
+        """Give a waiting request a row and KV for its whole prompt, if it fits; or no row yet, if
+        it is worth waiting for KV to be loaded."""
         memory = self.memory
         reusable = request.tokens[: request.reusable]
         new = request.sampling.max_new_tokens - (len(request.tokens) - request.prompt_len)
@@ -274,6 +276,8 @@ class Scheduler:
         need = request.target - memory.peek(reusable, request.namespace)
         if not self._admission.fits(memory.tree.num_locked, need, new):
             return False
+        if self.loading.takes(request):
+            return True
         if request.explain and request.cached_tokens < 0:
             prompt = request.tokens[: request.prompt_len]
             request.divergence = memory.explain(prompt, request.namespace)
@@ -362,9 +366,7 @@ class Scheduler:
         """Send the least urgent running request (of several, that with least done) back to the
         queue; its tokens stay cached. The last one cannot be helped by that: it fails."""
         rows = self.rows
-        running = np.flatnonzero(rows.state != EMPTY)
-        by = -rows.serial[running], rows.sampled[running], -rows.level[running]
-        victim = int(running[np.lexsort(by)[0]])
+        victim = self._preemption.least_urgent()
         request = rows.requests[victim]
         assert request is not None
         if rows.running == 1:
@@ -388,6 +390,6 @@ class Scheduler:
         """Every slot is in exactly one set; every held node belongs to a running request."""
         rows = self.rows
         live = [row for row, request in enumerate(rows.requests) if request is not None]
-        self.memory.assert_consistent(rows.private(row) for row in live)
+        self.memory.assert_consistent([*map(rows.private, live), *self.loading.private()])
         assert len(live) == rows.running
         assert all(request.row < 0 for request in self.waiting)

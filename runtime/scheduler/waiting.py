@@ -16,8 +16,8 @@ from .request import Request
 
 class Waiting(list[Request]):
     """A queue that knows how many prompt tokens it holds, and what of each class, and wishes that
-    what its requests will read stay in ``memory``. Requests come by `append` and `insert` and go by
-    `remove`, no other way."""
+    what its requests will read stay in ``memory``. Requests come by `append`, `insert` and `place`,
+    and go by `remove`, no other way."""
 
     def __init__(self, memory: KVMemory | None = None) -> None:
         super().__init__()
@@ -39,6 +39,13 @@ class Waiting(list[Request]):
     def insert(self, index: SupportsIndex, item: Request, /) -> None:
         super().insert(index, item)
         self._count(item, 1)
+
+    def place(self, request: Request) -> None:
+        """Insert a request that stood elsewhere for a while where its arrival puts it."""
+        at = len(self)
+        while at and self[at - 1].arrival > request.arrival and not self[at - 1].retractions:
+            at -= 1
+        self.insert(at, request)
 
     def remove(self, item: Request, /) -> None:
         super().remove(item)
