@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 COMPILE_POLL_SECONDS = 0.002
 """How often an otherwise idle engine looks whether a grammar is there."""
+NAN_LOGITS = "the model produced NaN logits for this request"
 CHECK_EVERY = 4096
 """Steps between two checks, in production, that every slot has exactly one owner."""
 
@@ -250,6 +251,9 @@ class Engine:
     def _hand_out(self, planned: Planned, result: StepResult) -> None:
         """Enter a step's samples, end what ends, tell the gateways."""
         self._outputs.prompt_logprobs(planned, result)
+        for request in self._outputs.tries(planned, result):
+            error = ErrorInfo.of(RametError(NAN_LOGITS))
+            self._finish(request, "abort", error=error, poisoned=True)
         rows = self.scheduler.rows
         alive = rows.epoch[planned.rows] == planned.epochs
         at = planned.rows[alive]
@@ -272,7 +276,7 @@ class Engine:
                 error = RametError(
                     "no token that the request allows is left"
                     if rows.masked[at[i]]
-                    else "the model produced NaN logits for this request"
+                    else NAN_LOGITS
                 )
                 # Its KV may hold NaNs too: a retry must not find it cached.
                 self._finish(request, "abort", error=ErrorInfo.of(error), poisoned=True)
@@ -350,7 +354,8 @@ class Engine:
         cached = max(request.cached_tokens, 0)
         spans = spans_of(request)
         if request.keep is not None and reason != "abort":
-            peer.handles.keep(request.keep, request.tokens, node, request.namespace)
+            tokens = request.tokens[: request.line]
+            peer.handles.keep(request.keep, tokens, node, request.namespace)
         for handle in request.marks:
             peer.handles.renew(handle)
         if reason == "abort" and error is None:

@@ -46,6 +46,20 @@ class Outputs:
             np.full(len(tokens), request.rid, np.int64), np.array(tokens, np.int32), None
         )
 
+    def tries(self, planned: Planned, result: StepResult) -> list[Request]:
+        """Log-probs of tries. Returns the requests for which the model gave NaN."""
+        bad: list[Request] = []
+        for (request, start), values in zip(planned.tries, result.tries):
+            peer = self._connections.get(request.connection)
+            if peer is None or peer.requests.get(request.rid) is not request:
+                continue
+            if np.isnan(values).any():
+                bad.append(request)
+                continue
+            data = values.astype("<f4").tobytes()
+            peer.outbox.prompt(PromptLogprobs(rid=request.rid, start=start, values=data))
+        return bad
+
     def prompt_logprobs(self, planned: Planned, result: StepResult) -> None:
         for (request, start), found in zip(planned.scored, result.prompt_logprobs):
             peer = self._connections.get(request.connection)

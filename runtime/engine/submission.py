@@ -5,10 +5,13 @@ What is wrong with one request must not reach a step, where it would be everybod
 
 from __future__ import annotations
 
+import numpy as np
+
 from ..protocol.errors import BadInputError
 from ..protocol.messages import EngineSampling, Submit
 from ..scheduler.batch import IntArray
 from ..scheduler.request import Request, make_tokens
+from ..scheduler.trie import trie_of
 from .handles import Handles
 
 MAX_STOP_IDS = 1024
@@ -44,12 +47,21 @@ def request_of(
             raise BadInputError(
                 f"a mark at {length} in a prompt of {len(tokens)} tokens", param="marks"
             )
+    prompt_len = len(tokens)
+    trie = None
+    if message.trie is not None:
+        if message.sampling.max_new_tokens or message.sampling.logprob_start >= 0:
+            raise BadInputError("a request with a trie generates and scores nothing else",
+                                param="trie")  # fmt: skip
+        trie = trie_of(message.trie, vocab_size)
+        tokens = np.concatenate((tokens, trie.nodes))
     return Request(
         rid=message.rid,
         connection=connection,
         sampling=message.sampling,
         tokens=tokens,
-        prompt_len=len(tokens),
+        prompt_len=prompt_len,
+        trie=trie,
         namespace=message.namespace,
         program=message.program,
         remaining=message.remaining,

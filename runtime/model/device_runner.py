@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import torch
 
-from ...kernels.attention.meta import AttentionMeta
+from ...kernels.attention.meta import Ancestry, AttentionMeta
 from ...kernels.ops import Ops, ops_for
 from ..scheduler.batch import FROM_DEVICE, IntArray, StepBatch
 from ..scheduler.segments import SharingCost
@@ -27,6 +27,7 @@ from .sampler import Sampled, Sampler
 from .staging import Staging, fetch
 from .tables import RequestTables
 from .tree_steps import TreeSteps, make_tree_steps
+from .trie_steps import ancestry_fields, scored_rows, target_logprobs, text_positions
 
 PAGE = 16
 DECODE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448,
@@ -198,7 +199,7 @@ class DeviceRunner:
         return sharing or next((g for s, g in self._decodes.items() if s >= count), None)
 
     def _captured_extend(self, batch: StepBatch) -> CapturedExtend | None:
-        if batch.num_decodes or batch.prompt_logprobs:
+        if batch.num_decodes or batch.prompt_logprobs or batch.tries:
             return None
         tokens, items = batch.num_tokens, len(batch.rows)
         fits = (g for s, g in self._extends.items() if s >= tokens and g.max_items >= items)
@@ -220,7 +221,9 @@ class DeviceRunner:
         self._enter_runs(batch)
         q_start = np.zeros(len(batch.rows) + 1, np.int32)
         np.cumsum(batch.q_lens, out=q_start[1:])
-        ids, where, slots, rows, kv_lens, q_start, token_rows, places = self._staging.upload(
+        trees = ancestry_fields(batch)
+        stand = [] if trees is None else [text_positions(batch, positions)]
+        ids, where, slots, rows, kv_lens, q_start, token_rows, places, *more = self._staging.upload(
             [
                 batch.ids,
                 positions,
@@ -230,6 +233,8 @@ class DeviceRunner:
                 q_start,
                 np.repeat(batch.rows, batch.q_lens),
                 places_of(batch, positions),
+                *stand,
+                *(trees or ()),
             ]
         )
         self._tables.slots.index_put_((token_rows.long(), where.long()), places)
@@ -247,6 +252,8 @@ class DeviceRunner:
             q_lens_host=batch.q_lens.tolist(),
             kv_lens_host=batch.kv_lens.tolist(),
         )
+        if more:
+            where, meta.ancestry = more[0], Ancestry(*more[1:])
         return self._decoder.forward(ids, where, slots.long(), meta, self.kv)
 
     def _run_captured(
@@ -277,6 +284,19 @@ class DeviceRunner:
     def _sample_eager(self, batch: StepBatch, hidden: torch.Tensor, mask: _Mask) -> DeviceTicket:
         ends = np.cumsum(batch.q_lens, dtype=np.int32)
         scored = self._score(batch, hidden, ends) if batch.prompt_logprobs else []
+        tries = self._score_tries(batch, hidden) if batch.tries else []
+        ticket = self._sample_ends(batch, hidden, ends, scored, mask)
+        ticket.tries, ticket.trie_values = batch.tries, tries
+        return ticket
+
+    def _sample_ends(
+        self,
+        batch: StepBatch,
+        hidden: torch.Tensor,
+        ends: IntArray,
+        scored: list[Scored],
+        mask: _Mask,
+    ) -> DeviceTicket:
         (last,) = self._staging.upload([ends[batch.samples] - 1])
         rows = batch.rows[batch.samples]
         picked = hidden.index_select(0, last)
@@ -323,6 +343,17 @@ class DeviceRunner:
         (at,) = self._staging.upload([rows])
         self._tables.sampled(at.long(), sampled.ids)
         return self._ticket(batch, sampled, scored)
+
+    def _score_tries(self, batch: StepBatch, hidden: torch.Tensor) -> list[torch.Tensor]:
+        """Log-probs of all targets of all tries, in pieces."""
+        fields = scored_rows(batch)
+        # Beside logits there is what they are summed from.
+        chunk = max(1, LOGITS_BYTES // (12 * self.vocab_size))
+        rows, of, targets = self._staging.upload(fields)
+        found = target_logprobs(
+            self._decoder.logits, hidden, rows, of, targets, of_host=fields[1], chunk=chunk
+        )
+        return [fetch(values) for values in found]
 
     def _score(self, batch: StepBatch, hidden: torch.Tensor, ends: IntArray) -> list[Scored]:
         """Log-probs of prompt tokens, all positions in common chunks; (values, top ids, top)."""

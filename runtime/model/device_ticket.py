@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from ..scheduler.batch import IntArray, PositionLogprobs, StepResult
+from ..scheduler.batch import IntArray, PositionLogprobs, StepResult, TrieChunk
 from .sampler import Sampled
+from .trie_steps import split_tries
 
 Scored = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 """Log-probs of prompt tokens, and the top ids and log-probs beside them."""
@@ -24,6 +25,8 @@ class DeviceTicket:
     count: int
     scored: list[Scored]
     spans: list[int]
+    tries: list[TrieChunk] = field(default_factory=list[TrieChunk])
+    trie_values: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
 
     def mask(self, rows: IntArray) -> None:
         """Nothing: this step has sampled."""
@@ -45,6 +48,9 @@ class DeviceTicket:
             result.top_values = sampled.top_logprobs.numpy()
         if self.scored:
             result.prompt_logprobs = _positions(self.scored, self.spans)
+        if self.tries:
+            values = torch.cat(self.trie_values).numpy()
+            result.tries = split_tries(self.tries, values)
         return result
 
 

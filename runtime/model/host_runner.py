@@ -8,14 +8,28 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ...kernels.attention.meta import AttentionMeta
+from ...kernels.attention.meta import Ancestry, AttentionMeta
 from ...kernels.ops import ops_for
-from ..scheduler.batch import IntArray, LongArray, PositionLogprobs, StepBatch, StepResult
+from ..scheduler.batch import (
+    FloatArray,
+    IntArray,
+    LongArray,
+    PositionLogprobs,
+    StepBatch,
+    StepResult,
+)
 from .config import ModelConfig
 from .families.registry import family_of
 from .layers.weights import Weights
 from .sampler import Sampled, Sampler
 from .tables import RequestTables
+from .trie_steps import (
+    ancestry_fields,
+    scored_rows,
+    split_tries,
+    target_logprobs,
+    text_positions,
+)
 
 LOGITS_BYTES = 256 << 20
 """Prompt log-probs are computed for as many positions at once as fit in this."""
@@ -137,6 +151,8 @@ class HostRunner:
         if sampled.top_ids is not None and sampled.top_logprobs is not None:
             result.top_ids = sampled.top_ids.numpy()
             result.top_values = sampled.top_logprobs.numpy()
+        if batch.tries:
+            result.tries = self._tries(batch, hidden)
         if batch.prompt_logprobs:
             result.prompt_logprobs = self._prompt_logprobs(batch, hidden, ends)
         return result
@@ -163,8 +179,10 @@ class HostRunner:
             q_lens_host=batch.q_lens.tolist(),
             kv_lens_host=batch.kv_lens.tolist(),
         )
+        if (trees := ancestry_fields(batch)) is not None:
+            meta.ancestry = Ancestry(*map(torch.from_numpy, trees))
         ids = self._tables.ids(batch, rows)
-        at = torch.from_numpy(positions.astype(np.int32))
+        at = torch.from_numpy(text_positions(batch, positions.astype(np.int32)))
         return self._decoder.forward(ids, at, slots, meta, self.kv)
 
     def _sample(
@@ -187,6 +205,17 @@ class HostRunner:
         )
         self._tables.sampled(torch.from_numpy(rows.astype(np.int64)), sampled.ids)
         return sampled
+
+    def _tries(self, batch: StepBatch, hidden: torch.Tensor) -> list[FloatArray]:
+        rows, of, targets = scored_rows(batch)
+        found = target_logprobs(
+            self._decoder.logits,
+            hidden,
+            *map(torch.from_numpy, (rows, of, targets)),
+            of_host=of,
+            chunk=max(1, LOGITS_BYTES // (4 * self.vocab_size)),
+        )
+        return split_tries(batch.tries, torch.cat(found).numpy())
 
     def _prompt_logprobs(
         self, batch: StepBatch, hidden: torch.Tensor, ends: LongArray

@@ -12,6 +12,7 @@ import msgspec
 from .errors import ErrorInfo
 from .meta import MetaInfo
 from .sampling import Constraint
+from .trie import Trie
 
 PROTOCOL_VERSION = 1
 
@@ -213,6 +214,10 @@ class Submit(_Message, frozen=True, kw_only=True, tag="submit"):
     marks: tuple[tuple[int, int], ...] = ()
     priority: int = 0
     """Lower goes first, beside the priority of its class ``cls`` (empty: the usual one)."""
+    trie: Trie | None = None
+    """Continuations of the prompt to be scored, by a request that generates nothing. The log-probs
+    of its nodes come as `PromptLogprobs` that count them by their parents: first the nodes after
+    the prompt (none of them where the prompt is empty), then those after node 0, 1, ..."""
     cls: str = ""
     explain: bool = False
     """Whether `Finish` is to say where the prompt left what was cached."""

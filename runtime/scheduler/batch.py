@@ -34,6 +34,27 @@ class NewRow:
 
 
 @dataclass(slots=True)
+class TrieChunk:
+    """An item whose last tokens are inner nodes of a tree, depth first: each stands one position
+    after its parent and sees its ancestors alone. What follows them is scored."""
+
+    item: int
+    start: int
+    """How many of the item's tokens come before the nodes. ``kv_lens`` of the item less this is the
+    number of nodes so far, n; negative or 0: none."""
+    ends: IntArray
+    """[n] node j and its descendants are nodes [j, ends[j])"""
+    depths: IntArray
+    """[n] node j stands at position start + depths[j]"""
+    heads: IntArray
+    """[H] which of the tokens that the item computes in this step have their logits looked at"""
+    of: IntArray
+    """[S] for each target, which of ``heads``; ascending"""
+    targets: IntArray
+    """[S] token ids whose log-probs are asked for"""
+
+
+@dataclass(slots=True)
 class StepBatch:
     """B items (requests), T tokens. Item i computes positions [kv_lens[i] - q_lens[i], kv_lens[i]).
 
@@ -64,6 +85,8 @@ class StepBatch:
     from the logits one position before; all those logits are computed in this step."""
     targets: list[IntArray] = field(default_factory=list[IntArray])
     """The token ids at those positions, one array an entry of `prompt_logprobs`."""
+    tries: list[TrieChunk] = field(default_factory=list[TrieChunk])
+    """Of items that are trees; none of them decodes or samples."""
     want_logprobs: bool = False
     """Whether any sampling row wants the log-prob of its token."""
     top_logprobs: int = 0
@@ -109,3 +132,5 @@ class StepResult:
     """[S, k]"""
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list[PositionLogprobs])
     """One for each entry of `StepBatch.prompt_logprobs`."""
+    tries: list[FloatArray] = field(default_factory=list[FloatArray])
+    """[S] log-probs of the targets of each entry of `StepBatch.tries`."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..memory.page_pool import SlotArray
-from .batch import FROM_DEVICE, IntArray, LongArray, NewRow, StepBatch
+from .batch import FROM_DEVICE, IntArray, LongArray, NewRow, StepBatch, TrieChunk
 from .request import Request
 from .rows import DECODE, Rows
 
@@ -23,6 +23,8 @@ class Planned:
     """[S] to tell a row's request from a later one of the same row."""
     scored: list[tuple[Request, int]]
     """The request and first position of each entry of ``batch.prompt_logprobs``."""
+    tries: list[tuple[Request, int]]
+    """The request and first target of each entry of ``batch.tries``."""
     ended: list[Request]
     """Requests that this step ends without a sample: they only wanted their prompt computed."""
 
@@ -41,6 +43,8 @@ class StepBuilder:
         self._logprobs: list[tuple[int, int, int]] = []
         self._targets: list[IntArray] = []
         self._scored: list[tuple[Request, int]] = []
+        self._tries: list[TrieChunk] = []
+        self._tries_of: list[tuple[Request, int]] = []
         self._ended: list[Request] = []
         self._num_decodes = 0
         self.count = 0
@@ -89,7 +93,14 @@ class StepBuilder:
         self._slots.append(slots)
 
     def _score(self, request: Request, start: int, end: int) -> None:
-        """Ask for the log-probs of prompt tokens whose logits this chunk computes."""
+        """Ask for the log-probs of tokens whose logits this chunk computes: of a trie, or of the
+        prompt."""
+        if request.trie is not None:
+            found = request.trie.chunk(self.count, request.prompt_len, start, end)
+            if found is not None:
+                self._tries.append(found[0])
+                self._tries_of.append((request, found[1]))
+            return
         if not request.wants_prompt_logprobs:
             return
         first = max(request.sampling.logprob_start, request.prompt_logprobs_sent, start + 1)
@@ -124,9 +135,11 @@ class StepBuilder:
             moves=moves,
             prompt_logprobs=self._logprobs,
             targets=self._targets,
+            tries=self._tries,
             want_logprobs=bool(rows.wants_logprobs[sampling].any()),
             top_logprobs=max(wanted, default=0),
             num_decodes=self._num_decodes,
             masked=np.flatnonzero(rows.masked[sampling]),
         )
-        return Planned(batch, sampling, rows.epoch[sampling], self._scored, self._ended)
+        epochs = rows.epoch[sampling]
+        return Planned(batch, sampling, epochs, self._scored, self._tries_of, self._ended)

@@ -10,6 +10,7 @@ from ..memory.radix_tree import Node
 from ..protocol.errors import BadInputError
 from ..protocol.messages import Divergence, EngineSampling
 from .batch import IntArray
+from .trie import TokenTrie
 
 
 @dataclass(slots=True, eq=False)
@@ -20,7 +21,8 @@ class Request:
     connection: bytes
     sampling: EngineSampling
     tokens: IntArray
-    """Prompt, then the output known so far. Written only while waiting."""
+    """Prompt, then the output known so far, or the nodes of ``trie``. Written only while
+    waiting."""
     prompt_len: int
     namespace: bytes = b""
     program: int = 0
@@ -29,6 +31,8 @@ class Request:
     keep: int | None = None
     marks: tuple[int, ...] = ()
     """Handles of prefixes of the prompt that its program may read again."""
+    trie: TokenTrie | None = None
+    """Continuations of the prompt to be scored; its inner nodes are the tokens after the prompt."""
     priority: int = 0
     """Lower goes first; beside that of its class."""
     cls: str = ""
@@ -71,7 +75,12 @@ class Request:
     @property
     def output(self) -> IntArray:
         """Output tokens known so far (of a waiting request)."""
-        return self.tokens[self.prompt_len :]
+        return self.tokens[self.prompt_len if self.trie is None else len(self.tokens) :]
+
+    @property
+    def line(self) -> int:
+        """How many leading tokens each follow the one before: all, but for the nodes of a trie."""
+        return len(self.tokens) if self.trie is None else self.prompt_len
 
     @property
     def target(self) -> int:
@@ -89,6 +98,8 @@ class Request:
     def reusable(self) -> int:
         """How many leading tokens may come from the cache: at least one must be computed, and so
         must every position whose logits are asked for."""
+        if self.trie is not None:
+            return max(self.prompt_len - 1, 0)
         cap = self.target - 1
         if self.wants_prompt_logprobs and self.prompt_logprobs_sent < self.prompt_len:
             first = max(self.sampling.logprob_start, self.prompt_logprobs_sent)

@@ -66,7 +66,7 @@ class Rows:
         self.computed[row] = self.shared[row] = cached
         self.target[row] = request.target
         self.known[row] = size
-        self.sampled[row] = size - request.prompt_len
+        self.sampled[row] = len(request.output)
         self.max_new[row] = sampling.max_new_tokens
         self.min_new[row] = sampling.min_new_tokens
         self.prompt_len[row] = request.prompt_len

@@ -15,6 +15,7 @@ from ..protocol.errors import RametError
 from .admission import Admission
 from .batch import IntArray, NewRow
 from .building import Planned, StepBuilder
+from .kept_paths import keep_long_paths
 from .limits import Limits
 from .loading import Loading
 from .policies import POLICIES, aged_first, by_priority, claim_of
@@ -271,7 +272,7 @@ class Scheduler:
         it is worth waiting for KV to be loaded."""
         memory = self.memory
         reusable = request.tokens[: request.reusable]
-        new = request.sampling.max_new_tokens - (len(request.tokens) - request.prompt_len)
+        new = request.sampling.max_new_tokens - len(request.output)
         # A look first: one that does not fit must not pass for a use of what it would share.
         need = request.target - memory.peek(reusable, request.namespace)
         if not self._admission.fits(memory.tree.num_locked, need, new):
@@ -313,10 +314,10 @@ class Scheduler:
     def _share(self, row: int) -> None:
         """Let others use what this row has computed (or will have, when this step has run)."""
         rows = self.rows
-        end = int(rows.computed[row])
         request = rows.requests[row]
         assert request is not None
         assert request.node is not None
+        end = min(int(rows.computed[row]), request.line)
         if not self.memory.caching:
             return
         slots = rows.slots[row, :end]
@@ -341,6 +342,8 @@ class Scheduler:
         assert request is not None
         assert request.node is not None
         end = min(int(rows.computed[row]), int(rows.known[row]))
+        if request.trie is not None:
+            end = min(end, request.line)
         private = rows.private(row)
         if self.memory.caching and end > rows.shared[row] and not poisoned:
             keep = end - int(rows.shared[row])
@@ -353,6 +356,8 @@ class Scheduler:
             )
             request.node = match.node
             private = private[keep:]
+        if request.trie is not None and not poisoned:
+            private = keep_long_paths(self.memory, rows, row, private)
         self.memory.release(request.node, private)
         if poisoned:
             self.memory.tree.drop(request.node)

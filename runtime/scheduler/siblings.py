@@ -46,7 +46,7 @@ class Siblings:
                 continue  # too little of its prompt is left to wait for
             common = request.overlaps.get(owner.serial)
             if common is None:
-                common = common_prefix(request.tokens, owner.tokens)
+                common = common_prefix(request.tokens[: request.line], owner.tokens[: owner.line])
                 request.overlaps[owner.serial] = common
             useful = min(common, request.reusable, int(rows.target[owner.row]))
             if useful - int(rows.computed[owner.row]) < WORTH_WAITING:

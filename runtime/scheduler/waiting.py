@@ -71,8 +71,19 @@ def check_fits(request: Request, context_length: int, total: int) -> None:
     """Raises `ContextLengthError` for a request that can never run in a context and a KV memory of
     so many tokens."""
     room = min(context_length, total)
-    if request.prompt_len < 1:
+    if request.prompt_len < 1 and request.trie is None:
         raise ContextLengthError("the prompt is empty", param="prompt")
+    if request.trie is not None and len(request.tokens) > room:
+        raise ContextLengthError(
+            f"the prompt has {request.prompt_len} tokens, and its continuations"
+            f" {len(request.trie.nodes)} that must be there at the same time; "
+            + (
+                f"the context holds {room}"
+                if room == context_length
+                else f"KV memory holds {room} (max_total_tokens)"
+            ),
+            param="prompt",
+        )
     new = request.sampling.max_new_tokens
     if request.prompt_len + min(new, 1) > room:
         raise ContextLengthError(

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from ramet.runtime.memory.kv_memory import KVMemory
 from ramet.runtime.protocol.messages import EngineSampling
+from ramet.runtime.protocol.trie import Trie
 from ramet.runtime.scheduler.batch import FROM_DEVICE, PositionLogprobs, StepBatch, StepResult
 from ramet.runtime.scheduler.request import Request
 from ramet.runtime.scheduler.scheduler import Limits, MustDrain, Scheduler
+from ramet.runtime.scheduler.trie import trie_of
 
 
 def follow(state: int, token: int) -> int:
@@ -32,6 +34,22 @@ def expected_output(prompt, count: int, vocab: int) -> list[int]:
         out.append(token)
         state = follow(state, token)
     return out
+
+
+def trie_logprob(state: int, token: int) -> float:
+    """Of a token after a prefix with this checksum."""
+    return -(follow(state, token) % 997) / 100
+
+
+def place_before(trie, position: int) -> int:
+    """Where the token lies that comes before the one at ``position`` in its text; -1: none does."""
+    node = position - trie.start if trie is not None else -1
+    if node < 0:
+        return position - 1
+    above = [i for i in range(node) if trie.depths[i] == trie.depths[node] - 1]
+    parent = above[-1] if above else -1
+    assert parent < 0 or trie.ends[parent] > node, "an ancestor whose descendants end before it"
+    return trie.start + parent
 
 
 class SimulatedRunner:
@@ -64,9 +82,19 @@ class SimulatedRunner:
         tokens_of = {}
         # Depth by depth, as layers do: what a step writes may be read by the same step.
         pending = sorted(spans, key=lambda s: s[1])
+        tries = {int(batch.rows[trie.item]): trie for trie in batch.tries}
+
+        mine = {}
+
+        def before(row: int, position: int) -> int:
+            place = place_before(tries.get(row), position)
+            if place < 0:
+                return 0
+            return mine.get((row, place)) or int(self.kv[self.table[row, place]])
+
         for row, start, end, at in pending:
-            state = int(self.kv[self.table[row, start - 1]]) if start else 0
             for position in range(start, end):
+                state = before(row, position)
                 token = int(batch.ids[at + position - start])
                 if token == FROM_DEVICE:
                     token = int(self.last[row])
@@ -74,14 +102,14 @@ class SimulatedRunner:
                 slot = int(batch.slots[at + position - start])
                 if slot:
                     self.kv[slot] = state
+                mine[row, position] = state
                 tokens_of.setdefault(row, {})[position] = token
             states[row] = state
         for row, start, end, _ in spans:
             if end:
                 assert self.kv[self.table[row, end - 1]] == states[row], "a row reads another's KV"
-            check = 0 if start == 0 else int(self.kv[self.table[row, start - 1]])
             for position in range(start, end):
-                check = follow(check, tokens_of[row][position])
+                check = follow(before(row, position), tokens_of[row][position])
                 assert self.kv[self.table[row, position]] == check, "KV at a wrong slot"
         self.computed += len(batch.ids)
         sampled = []
@@ -97,7 +125,18 @@ class SimulatedRunner:
                 PositionLogprobs(np.arange(first, last, dtype=np.float32))
                 for _, first, last in batch.prompt_logprobs
             ],
+            tries=[self.score(batch, trie) for trie in batch.tries],
         )
+
+    def score(self, batch: StepBatch, trie) -> np.ndarray:
+        row, q = int(batch.rows[trie.item]), int(batch.q_lens[trie.item])
+        first = int(batch.kv_lens[trie.item]) - q
+        assert len(trie.ends) == len(trie.depths) == max(first + q - trie.start, 0)
+        assert (np.diff(trie.of) >= 0).all()
+        assert (trie.heads < q).all()
+        states = [int(self.kv[self.table[row, first + head]]) for head in trie.heads.tolist()]
+        pairs = zip(trie.of.tolist(), trie.targets.tolist())
+        return np.array([trie_logprob(states[of], token) for of, token in pairs], np.float32)
 
 
 class World:
@@ -118,10 +157,43 @@ class World:
         self.requests: dict[int, Request] = {}
         self.failed: dict[int, Exception] = {}
         self.scores: dict[int, list[float]] = {}
+        self.trie_scores: dict[int, dict[int, float]] = {}
         self.force = None
         """From a row's output so far to tokens that must follow, as a grammar would say."""
         self.forced: dict[int, set[int]] = {}
         """By request, the places in its output that were forced."""
+
+    def add_trie(self, rid: int, prompt, tokens, parents) -> Request:
+        """A request that scores a tree of tokens after its prompt."""
+        message = Trie(
+            tokens=np.array(tokens, np.int32).tobytes(),
+            parents=np.array(parents, np.int32).tobytes(),
+        )
+        trie = trie_of(message, 1 << 20)
+        ids = np.concatenate((np.array(prompt, np.int32), trie.nodes))
+        sampling = EngineSampling(max_new_tokens=0)
+        request = Request(rid, b"c", sampling, ids, len(prompt), trie=trie)
+        self.scheduler.add(request)
+        self.requests[rid] = request
+        return request
+
+    def check_trie(self, rid: int, prompt, tokens, parents) -> None:
+        """Every node was scored once or more, each time by the path that it follows."""
+        order = sorted(range(len(tokens)), key=lambda i: parents[i])
+        start = 0 if len(prompt) else sum(parent < 0 for parent in parents)
+        want = []
+        for node in order[start:]:
+            path, at = [], parents[node]
+            while at >= 0:
+                path.append(tokens[at])
+                at = parents[at]
+            state = 0
+            for token in [*prompt, *path[::-1]]:
+                state = follow(state, int(token))
+            want.append(trie_logprob(state, tokens[node]))
+        got = self.trie_scores.get(rid, {})
+        assert sorted(got) == list(range(start, len(tokens)))
+        assert [got[i] for i in sorted(got)] == pytest.approx(want)
 
     def add(self, rid: int, prompt, new: int, **sampling) -> Request:
         tokens = np.array(prompt, np.int32)
@@ -157,6 +229,9 @@ class World:
             have = self.scores.setdefault(request.rid, [])
             assert start == max(request.sampling.logprob_start, 1) + len(have)
             have.extend(found.values.tolist())
+        for (request, start), values in zip(planned.tries, result.tries):
+            have_nodes = self.trie_scores.setdefault(request.rid, {})
+            have_nodes.update(zip(range(start, start + len(values)), values.tolist()))
         for i, (row, epoch) in enumerate(zip(planned.rows.tolist(), planned.epochs.tolist())):
             if rows.epoch[row] != epoch:
                 continue
