@@ -23,6 +23,7 @@ from ramet.runtime.protocol.messages import EngineSampling
 from ramet.runtime.scheduler.policies import POLICIES
 from ramet.runtime.scheduler.request import Request
 from ramet.runtime.scheduler.scheduler import Limits, Scheduler
+from ramet.runtime.scheduler.segments import SharingCost
 from report import Report
 
 VOCABULARY = 49_000
@@ -52,11 +53,18 @@ def match_and_insert(report: Report) -> None:
     report.row("match + insert of 4,096 tokens", np.median(times), "µs", bar="≤ 150")
 
 
-def steps(report: Report, rows: int, bar: str) -> None:
-    """Planning a decode step of ``rows`` requests that share a 500-token prefix."""
+def steps(report: Report, rows: int, bar: str, *, looking_ahead: bool = False) -> None:
+    """Planning a decode step of ``rows`` requests that share a 500-token prefix.
+    ``looking_ahead``: with the policy and the eviction of programs, and tree attention."""
     rng = np.random.default_rng(1)
-    memory = KVMemory(rows * 3000)
-    scheduler = Scheduler(Limits(max_rows=rows, context_length=4096, step_tokens=4096), memory)
+    way = "program" if looking_ahead else "lru"
+    memory = KVMemory(rows * 3000, eviction=way)
+    scheduler = Scheduler(
+        Limits(max_rows=rows, context_length=4096, step_tokens=4096),
+        memory,
+        policy="program" if looking_ahead else "fcfs",
+        sharing=SharingCost() if looking_ahead else None,
+    )
     stem = rng.integers(0, VOCABULARY, 500).astype(np.int32)
     for rid in range(rows):
         tokens = np.concatenate((stem, rng.integers(0, VOCABULARY, 60).astype(np.int32)))
@@ -72,8 +80,10 @@ def steps(report: Report, rows: int, bar: str) -> None:
         table.known[planned.rows] += 1
         if planned.batch.num_decodes == rows:
             times.append(seconds * 1e6)
-    report.row(f"scheduler + tree a step, {rows} running", np.median(times), "µs", bar=bar)
-    report.row(f"the same, 99th percentile, {rows} running", np.percentile(times, 99), "µs")
+    more = ", program, tree attention" if looking_ahead else ""
+    work = f"{rows} running{more}"
+    report.row(f"scheduler + tree a step, {work}", np.median(times), "µs", bar=bar)
+    report.row(f"the same, 99th percentile, {work}", np.percentile(times, 99), "µs")
 
 
 def evictions(report: Report, name: str, trace: Trace, share: float) -> None:
@@ -152,6 +162,7 @@ def main() -> None:
     match_and_insert(report)
     steps(report, 64, "≤ 1000")
     steps(report, 256, "≤ 150")
+    steps(report, 256, "≤ 150", looking_ahead=True)
     report.write(options.out)
 
 

@@ -22,6 +22,12 @@ def simulate() -> ModuleType:
     return _module("radix_simulate")
 
 
+@pytest.fixture(scope="session")
+def bench_module():
+    """Any other, by name."""
+    return _module
+
+
 def _module(name: str) -> ModuleType:
     sys.path.insert(0, str(FOLDER))
     try:
