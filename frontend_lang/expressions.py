@@ -150,6 +150,7 @@ def gen(
     grammar: str | None = None,
     whitespace: Literal["compact", "flexible"] | None = None,
     jump_forward: bool | None = None,
+    heal: bool | None = None,
 ) -> Expression:
     """Generate text, append it and bind it to ``name``.
 
@@ -165,11 +166,20 @@ def gen(
     between the tokens of JSON (compact, the default), or a little, as pretty output has it
     (flexible). ``jump_forward=False`` samples also the tokens that are forced.
 
+    ``heal=True``: the last tokens of the literal before this may be cut otherwise, together with
+    what is generated: after "http:" the token "://" can come.
+
     Raises `BadInputError` naming the parameter and the line, `GrammarError` for a bad constraint.
     """
     del return_text_in_logprobs
     _check_name(name)
     if choices is not None and not constrained:
+        if heal:
+            raise BadInputError(
+                "heal is for what is generated; choices are scored over an exact boundary as it is",
+                param="heal",
+                where=here() or None,
+            )
         method = token_length_normalized if choices_method is None else choices_method
         return select(name, choices, choices_method=method)
     if choices is None and (constrained or choices_method is not None):
@@ -206,6 +216,7 @@ def gen(
         "top_logprobs_num": top_logprobs_num,
         "constraint": constraint,
         "jump_forward": jump_forward,
+        "heal": heal,
     }
     sampling = {key: value for key, value in given.items() if value is not None}
     check_sampling(sampling)

@@ -6,7 +6,13 @@ import time
 from typing import Any
 
 from ramet.runtime.program.executor import GenResult
-from ramet.runtime.protocol import BackendError, FinishReason, MetaInfo, SamplingParams
+from ramet.runtime.protocol import (
+    BackendError,
+    BadInputError,
+    FinishReason,
+    MetaInfo,
+    SamplingParams,
+)
 
 from .openai_constraint import constraint_fields
 
@@ -26,7 +32,12 @@ _EXTENSIONS = {
 
 
 def request_fields(sampling: SamplingParams, chat: bool) -> dict[str, Any]:
-    """The fields of a request that come from sampling parameters."""
+    """The fields of a request that come from sampling parameters. Raises `BadInputError` for one
+    that such a server has no word for."""
+    if sampling.heal:
+        raise BadInputError(
+            "heal needs a runtime: a server of OpenAI's protocol takes back no tokens", param="heal"
+        )
     fields: dict[str, Any] = {"temperature": sampling.temperature}
     for ours, theirs in [*((name, name) for name in _SAME), *_EXTENSIONS.items()]:
         value = getattr(sampling, ours)

@@ -6,6 +6,7 @@ import argparse
 import logging
 import signal
 import sys
+from functools import cache
 
 from ..child import follow_parent, tell_error, tell_ready, tell_stage
 
@@ -41,14 +42,17 @@ def _assemble(config, address):  # type: ignore[no-untyped-def]
     from ..gateway.logprobs import special_text
     from ..gateway.tokenizer import Tokenizer
     from ..grammar import Compiler, Vocabulary
+    from ..grammar.prefix_matcher import PrefixGrammar
     from ..memory.kv_memory import KVMemory
     from ..model.build import PAGE, build_runner, device_of, step_tokens_of
     from ..model.store import resolve
+    from ..model.tier_build import build_tiers
     from ..scheduler.classes import parse_classes
     from ..scheduler.limits import MOST_WAITING, MOST_WAITING_TOKENS, Limits
     from ..scheduler.scheduler import Scheduler
     from .connections import Connections
     from .guides import Guides
+    from .healing import Prefixes
     from .loop import Engine
 
     files = resolve(config.model_path)
@@ -60,6 +64,7 @@ def _assemble(config, address):  # type: ignore[no-untyped-def]
         PAGE,
         eviction=config.radix_eviction_policy,
         caching=not config.disable_radix_cache,
+        tiers=build_tiers(config, files, runner.kv, tell_stage),
     )
     limits = Limits(
         max_rows=runner.max_rows,
@@ -79,12 +84,16 @@ def _assemble(config, address):  # type: ignore[no-untyped-def]
         conservativeness=config.schedule_conservativeness,
         sharing=None if config.disable_tree_attention else runner.sharing,
     )
+
+    @cache
+    def vocabulary() -> Vocabulary:
+        return Vocabulary.from_tokenizer(tokenizer, runner.vocab_size)
+
     guides = Guides(
-        lambda: Compiler(
-            Vocabulary.from_tokenizer(tokenizer, runner.vocab_size), config.grammar_backend
-        ),
+        lambda: Compiler(vocabulary(), config.grammar_backend),
         tokenizer.eos_ids,
         special_text(tokenizer),
+        Prefixes(lambda: PrefixGrammar(vocabulary())),
     )
     facts = {
         "model": config.model_name,

@@ -33,18 +33,25 @@ class Endings:
     def forget(self, request: Request) -> None:
         self._matchers.pop(request.serial, None)
 
-    def stop_string(self, request: Request, token: int, made: int) -> Ending | None:
-        """Go on by a token, the ``made``-th of the output, of a request that has stop strings."""
-        hit = self._matchers[request.serial].push(self.token_bytes[token])
+    def stop_string(
+        self, request: Request, token: int, made: int, data: bytes | None = None
+    ) -> Ending | None:
+        """Go on by a token, the ``made``-th of the output, of a request that has stop strings.
+        ``data``: what of its bytes counts, if not all."""
+        data = self.token_bytes[token] if data is None else data
+        hit = self._matchers[request.serial].push(data)
         if hit is None or made <= request.sampling.min_new_tokens:
             return None
         return Ending("stop", hit[0], hit[1])
 
-    def of(self, request: Request, token: int, made: int) -> Ending | None:
-        """Whether the ``made``-th token ends the output, in any of the ways there are."""
+    def of(
+        self, request: Request, token: int, made: int, data: bytes | None = None
+    ) -> Ending | None:
+        """Whether the ``made``-th token ends the output, in any of the ways there are. ``data``:
+        what of its bytes counts, if not all."""
         sampling = request.sampling
         if token in sampling.stop_ids and made > sampling.min_new_tokens:
             return Ending("stop", token)
-        if sampling.stops and (ending := self.stop_string(request, token, made)):
+        if sampling.stops and (ending := self.stop_string(request, token, made, data)):
             return ending
         return Ending("length") if made >= sampling.max_new_tokens else None

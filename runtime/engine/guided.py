@@ -8,11 +8,11 @@ import numpy as np
 
 from ..protocol.errors import GrammarError, RametError
 from ..protocol.messages import EngineSampling
-from ..protocol.sampling import Constraint
 from ..scheduler.request import Request
 from ..scheduler.scheduler import Scheduler
 from .endings import Ending, Endings
 from .guides import Guides
+from .healing import leave_prefix
 from .outputs import Outputs
 
 RECENT = 16
@@ -34,12 +34,12 @@ class Guided:
         self._endings = endings
         self._outputs = outputs
 
-    def start(self, request: Request, constraint: Constraint) -> None:
+    def start(self, request: Request) -> None:
         """Have a grammar compiled; until then the request stands aside. Raises what `Scheduler.add`
         does, and what the compiler refuses."""
         self._scheduler.add(request, aside=True)
         try:
-            self.guides.start(request, constraint)
+            self.guides.start(request)
         except RametError:
             self._scheduler.remove(request)
             raise
@@ -68,7 +68,7 @@ class Guided:
             if not may_jump(request.sampling):
                 return None
             recent = rows.tokens[row, max(known - RECENT, known - made) : known].tolist()
-            forced = guide.forced(recent)[: request.sampling.max_new_tokens - made]
+            forced = guide.forced(recent)[: self._room(request) - made]
             if not forced or not self._scheduler.append_forced(row, np.array(forced, np.int32)):
                 return None
             count, ending = self._walk(request, forced, made)
@@ -77,12 +77,43 @@ class Guided:
         rows.known[row] -= len(forced) - count
         return ending
 
+    def heal(self, request: Request, token: int) -> Outcome:
+        """The same for a request that is healing, where the token may be or hold a stop."""
+        rows, row = self._scheduler.rows, request.row
+        made = int(rows.known[row] - rows.prompt_len[row])
+        outcome: Outcome = self._ending(request, token, made)
+        if outcome is None or outcome.reason == "length":  # an output that is whole goes first
+            outcome = self.follow(request, token)
+        if not request.heal_left:
+            rows.healing[row] = False
+            if request.sampling.constraint is None:  # from here on it is as any other
+                rows.masked[row] = False
+                self.guides.forget(request)
+        return outcome
+
+    def _ending(self, request: Request, token: int, made: int) -> Ending | None:
+        """Whether the ``made``-th token of the output ends it."""
+        if not request.heal_left:
+            return self._endings.of(request, token, made)
+        scheduler = self._scheduler
+        context = scheduler.limits.classes[request.cls].context_length
+        most = min(context or scheduler.limits.context_length, scheduler.limits.context_length)
+        data = leave_prefix(request, scheduler.rows, self._endings.token_bytes[token], most)
+        if data:
+            return self._endings.of(request, token, made, data)
+        return Ending("length") if made >= request.sampling.max_new_tokens else None
+
+    @staticmethod
+    def _room(request: Request) -> int:
+        """Tokens that the output may have, those of nothing but its prefix included."""
+        return request.sampling.max_new_tokens + request.heal_left
+
     def _begin(self, request: Request) -> Outcome:
         """What must come first is output before anything is computed."""
         if not may_jump(request.sampling):
             return None
         try:
-            forced = self.guides[request].forced([])[: request.sampling.max_new_tokens]
+            forced = self.guides[request].forced([])[: self._room(request)]
             if not forced:
                 return None
             count, ending = self._walk(request, forced, 0)
@@ -99,7 +130,7 @@ class Guided:
         for token in forced:
             count += 1
             guide.accept(token, self._endings.token_bytes[token])
-            ending = self._endings.of(request, token, made + count)
+            ending = self._ending(request, token, made + count)
             if guide.done and (ending is None or ending.reason == "length"):
                 ending = Ending("stop")
             if ending is not None:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from ..grammar.matcher import Grammar, Matcher
+from ..grammar.prefix_matcher import PrefixMatcher
 from ..grammar.spec import Spec
 from ..protocol.errors import GrammarError, RametError
 from ..protocol.sampling import Constraint
@@ -17,6 +18,7 @@ from ..scheduler.building import Planned
 from ..scheduler.request import Request
 from ..scheduler.rows import Rows
 from .filling import ANYTHING, Failures, Job, MaskFiller
+from .healing import Prefixes
 
 log = logging.getLogger(__name__)
 
@@ -47,21 +49,24 @@ class Compiler(Protocol):
 
 
 class Guide:
-    """One output in its grammar. With ``after``, whatever comes up to that text is free.
+    """One output in its grammar, if it has one. With ``after``, whatever comes up to that text is
+    free; ``opening`` is what comes before all of that.
 
     What the library behind a matcher raises is a `GrammarError` here: it fails one request.
     """
 
     def __init__(
         self,
-        matcher: Matcher,
+        matcher: Matcher | None,
         ends: Collection[int],
         after: bytes = b"",
         names: Mapping[int, bytes] | None = None,
         *,
+        opening: PrefixMatcher | None = None,
         apart: bool = False,
     ) -> None:
         self._matcher = matcher
+        self._opening = opening
         self.apart = apart
         self._ends = ends
         self._names = names or {}
@@ -72,21 +77,26 @@ class Guide:
 
     def fill(self, row: IntArray) -> None:
         """Write the tokens allowed next. Raises `GrammarError` when there are none."""
-        if self._after:
+        matcher = self._opening or self._held
+        if matcher is None:
             row.fill(ANYTHING)
             return
         try:
-            self._matcher.fill(row)
+            matcher.fill(row)
         except Exception as error:
             raise _own(error) from error
 
     def accept(self, token: int, data: bytes) -> None:
         """Go on by a token, whose bytes are ``data``. Raises `GrammarError`."""
+        if self._opening is not None:
+            data = self._open(self._opening, token, data)
+            if data and self._after:
+                self._seek(data)
+            return
         if self._after:
-            data = data or self._names.get(token, b"")
-            self._tail = (self._tail + data)[-len(self._after) - len(data) :]
-            if self._after in self._tail:
-                self._after = b""
+            self._seek(data or self._names.get(token, b""))
+            return
+        if self._matcher is None:
             return
         try:
             taken = self._matcher.accept(token)
@@ -96,11 +106,31 @@ class Guide:
             raise GrammarError(f"the grammar does not go on with token {token}")
         self.ended = token in self._ends
 
+    def _open(self, opening: PrefixMatcher, token: int, data: bytes) -> bytes:
+        """Go on by a token of what comes first; what of its bytes is past that."""
+        begun = len(opening.rest)
+        if not opening.accept(token):
+            raise GrammarError(f"token {token} does not go on with what must come first")
+        if not opening.rest:
+            self._opening = None
+        return data[begun:]
+
+    def _seek(self, data: bytes) -> None:
+        """Look for the text after which the grammar begins."""
+        self._tail = (self._tail + data)[-len(self._after) - len(data) :]
+        if self._after in self._tail:
+            self._after = b""
+
+    @property
+    def _held(self) -> Matcher | None:
+        """The matcher, where it has a say by now."""
+        return None if self._opening is not None or self._after else self._matcher
+
     @property
     def done(self) -> bool:
         """Whether nothing more can come. Raises `GrammarError`."""
         try:
-            return not self._after and self._matcher.is_done()
+            return self._held is not None and self._held.is_done()
         except Exception as error:
             raise _own(error) from error
 
@@ -108,15 +138,15 @@ class Guide:
         """Tokens that must come next, to be accepted one by one. ``recent``: what came before.
         Raises `GrammarError`."""
         try:
-            return [] if self._after else self._matcher.forced_tokens(recent)
+            return [] if self._held is None else self._held.forced_tokens(recent)
         except Exception as error:
             raise _own(error) from error
 
 
 @lru_cache(maxsize=64)
-def _spec_of(constraint: Constraint) -> Spec:
+def _spec_of(constraint: Constraint, prefix: str) -> Spec:
     """Remembered, as its key takes a while to make of a long one."""
-    return Spec.of(constraint.kind, constraint.spec, constraint.whitespace)
+    return Spec.of(constraint.kind, constraint.spec, constraint.whitespace, prefix)
 
 
 def _own(error: Exception) -> GrammarError:
@@ -128,20 +158,23 @@ def _own(error: Exception) -> GrammarError:
 
 class Guides:
     """Guides of the engine's requests, by request. ``compiler`` is made when it is first needed;
-    ``ends`` are the ids that end an answer, ``names`` what tokens without text are called."""
+    ``ends`` are the ids that end an answer, ``names`` what tokens without text are called,
+    ``prefixes`` makes matchers of what an output begins with."""
 
     def __init__(
         self,
         compiler: Callable[[], Compiler],
         ends: Collection[int],
         names: Mapping[int, bytes] | None = None,
+        prefixes: Prefixes | None = None,
     ) -> None:
         self._make = compiler
+        self._prefixes = prefixes
         self._names = names or {}
         self._ends = frozenset(ends)
         self._compiler: Compiler | None = None
         self._filler = MaskFiller()
-        self._pending: dict[int, tuple[Request, Pending]] = {}
+        self._pending: dict[int, tuple[Request, Pending | Prefixes]] = {}
         self._guides: dict[int, Guide] = {}
 
     def __getitem__(self, request: Request) -> Guide:
@@ -152,11 +185,22 @@ class Guides:
         """Whether some grammar is being compiled."""
         return bool(self._pending)
 
-    def start(self, request: Request, constraint: Constraint) -> None:
+    def start(self, request: Request) -> None:
         """Have the request's grammar compiled; `ready` tells when it is. Raises `RametError`."""
+        constraint = request.sampling.constraint
+        if constraint is None:
+            self._pending[request.serial] = (request, self._opened())
+            return
         if self._compiler is None:
             self._compiler = self._make()
-        self._pending[request.serial] = (request, self._compiler.submit(_spec_of(constraint)))
+        prefix = "" if constraint.after else request.sampling.heal.decode()
+        spec = _spec_of(constraint, prefix)
+        self._pending[request.serial] = (request, self._compiler.submit(spec))
+
+    def _opened(self) -> Prefixes:
+        if self._prefixes is None:
+            raise GrammarError("this engine cannot say what an output begins with")
+        return self._prefixes.start()
 
     def ready(self) -> Iterator[tuple[Request, RametError | None]]:
         """Requests whose grammar is there, or why there is none; each once."""
@@ -164,25 +208,34 @@ class Guides:
             if not pending.done():
                 continue
             del self._pending[serial]
-            constraint = request.sampling.constraint
-            assert constraint is not None
             try:
-                grammar = pending.result()
-                matcher = grammar.matcher()
+                self._guides[serial] = self._guide(request, pending)
             except RametError as error:
                 yield request, error
                 continue
             except Exception as error:
                 yield request, _own(error)
                 continue
-            self._guides[serial] = Guide(
-                matcher,
-                self._ends,
-                constraint.after.encode(),
-                self._names,
-                apart=grammar.kind in APART,
-            )
             yield request, None
+
+    def _guide(self, request: Request, pending: Pending | Prefixes) -> Guide:
+        """Of a request whose grammar is there."""
+        constraint, heal = request.sampling.constraint, request.sampling.heal
+        if isinstance(pending, Prefixes):
+            return Guide(None, self._ends, opening=pending.result().matcher(heal))
+        assert constraint is not None
+        grammar = pending.result()
+        opening = None
+        if heal and constraint.after:  # it comes before the thinking, not before the grammar
+            opening = self._opened().result().matcher(heal)
+        return Guide(
+            grammar.matcher(),
+            self._ends,
+            constraint.after.encode(),
+            self._names,
+            opening=opening,
+            apart=grammar.kind in APART,
+        )
 
     def forget(self, request: Request) -> None:
         """The request is over, also when its grammar never came. Unknown ones are ignored."""
@@ -197,10 +250,12 @@ class Guides:
         for at, mask in zip(planned.batch.masked.tolist(), out):
             row = int(planned.rows[at])
             request = rows.requests[row]
-            if request is None or rows.epoch[row] != planned.epochs[at]:
+            counts = request is not None and rows.epoch[row] == planned.epochs[at]
+            guide = self._guides.get(request.serial) if request is not None and counts else None
+            if request is None or guide is None:  # one that has healed since is free
                 mask.fill(ANYTHING)
             else:
-                jobs.append(Job(request, self._guides[request.serial], mask))
+                jobs.append(Job(request, guide, mask))
         return self._filler.fill(jobs)
 
     def close(self) -> None:

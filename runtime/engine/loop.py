@@ -169,12 +169,12 @@ class Engine:
             if request is None:
                 self.connections.send(peer, NeedTokens(rid=message.rid))
                 return
-            if message.sampling.constraint is None:
+            if message.sampling.constraint is None and not message.sampling.heal:
                 self.scheduler.add(request)
             elif self._guided is None:
                 raise GrammarError("this engine has no grammar backend")
             else:
-                self._guided.start(request, message.sampling.constraint)
+                self._guided.start(request)
         except RametError as error:
             peer.outbox.finish(
                 Finish(
@@ -280,6 +280,8 @@ class Engine:
                 )
                 # Its KV may hold NaNs too: a retry must not find it cached.
                 self._finish(request, "abort", error=ErrorInfo.of(error), poisoned=True)
+            elif rows.healing[at[i]]:
+                self._heal(request, int(tokens[i]))
             elif stopped[i]:
                 self._finish(request, "stop", matched=int(tokens[i]))
             elif rows.stop_strings[at[i]] and (
@@ -318,6 +320,10 @@ class Engine:
     def _follow(self, request: Request, token: int) -> None:
         assert self._guided is not None
         self._conclude(request, self._guided.follow(request, token))
+
+    def _heal(self, request: Request, token: int) -> None:
+        assert self._guided is not None
+        self._conclude(request, self._guided.heal(request, token))
 
     def _conclude(self, request: Request, outcome: Outcome) -> None:
         if isinstance(outcome, RametError):

@@ -17,6 +17,7 @@ from .handles import Handles
 MAX_STOP_IDS = 1024
 """The request with the most sets how many every row is compared with, at every step."""
 MAX_MARKS = 256
+MAX_HEAL_BYTES = 4096
 _INT32, _INT64 = 2**31, 2**63
 
 
@@ -70,6 +71,7 @@ def request_of(
         priority=message.priority,
         cls=message.cls,
         explain=message.explain,
+        heal_left=len(message.sampling.heal),
     )
 
 
@@ -97,5 +99,13 @@ def check_sampling(sampling: EngineSampling, vocab_size: int) -> None:
                 )
     if len(sampling.bias_ids) != len(sampling.bias_values):
         raise BadInputError("bias_ids and bias_values must be equally many", param="bias_values")
+    if len(sampling.heal) > MAX_HEAL_BYTES:
+        raise BadInputError(
+            f"{len(sampling.heal)} bytes to write again; at most {MAX_HEAL_BYTES}", param="heal"
+        )
+    try:
+        sampling.heal.decode()
+    except UnicodeDecodeError:
+        raise BadInputError("what is to be written again is no text", param="heal") from None
     if not all(sampling.stops):
         raise BadInputError("a stop string must not be empty", param="stops")

@@ -16,6 +16,7 @@ from ..protocol.meta import MetaInfo
 from ..protocol.sampling import SamplingParams
 from .fork_point import ForkPoint, Mark
 from .generation import Generation, Sample, all_of
+from .healing import TakenBack
 from .history import History, Item, Segment
 from .request import Handle, IntArray
 from .scoring import score_choices
@@ -47,6 +48,8 @@ class EngineContext:
         self._namespace = namespace
         self._ids: IntArray = _NONE
         self._pending: list[Item] = []
+        self._literal = 0
+        """The first of the pending items that may be healed: the rest is text of the program."""
         self._prepend = True
         self._role: str | None = None
         self._session: TemplateSession | None = None
@@ -78,6 +81,7 @@ class EngineContext:
             self._rewrite(opening.rewrites)
         elif opening.prefix:
             self._pending.append((opening.prefix, True))
+        self._literal = len(self._pending)
         self._role = role
         self._strips = opening.strips
         self._history.open()
@@ -94,6 +98,7 @@ class EngineContext:
         self._strips = False
         if suffix:
             self._pending.append((suffix, True))
+        self._literal = len(self._pending)
         return suffix
 
     def _add(self, item: Item) -> None:
@@ -146,6 +151,7 @@ class EngineContext:
         child = EngineContext(self._executor, self._program, self._namespace)
         child._ids = self._ids
         child._pending = [*self._pending]
+        child._literal = self._literal
         child._prepend = self._prepend
         child._role = self._role
         child._session = self._session.fork() if self._session is not None else None
@@ -223,9 +229,20 @@ class EngineContext:
             tokens = [] if bos is None else [bos]
         return joined(self._ids, tokens)
 
+    async def _take_back(self, prompt: IntArray) -> TakenBack:
+        """The prompt without what of its last literal is to be cut anew."""
+        healer = await self._executor.healer()
+        before, literal = self._pending[: self._literal], self._pending[self._literal :]
+        text = "".join(item[0] for item in literal if isinstance(item, tuple))[-healer.reach :]
+        last = before[-1] if before else None
+        if not isinstance(last, tuple) or not last[0].endswith(" "):
+            text = " " + text  # one that some tokenizers put before a text is the literal's
+        return healer.take_back(prompt, len(self._ids), text.encode("utf-8", "replace"))
+
     def _settle(self, ids: IntArray) -> None:
         self._ids = ids
         self._pending = []
+        self._literal = 0
 
     def _keep(self, handle: Handle | None, length: int) -> None:
         old, self._handle, self._handle_len = self._handle, handle, length
@@ -257,8 +274,13 @@ class EngineContext:
     ) -> list[GenResult]:
         del name
         prompt = await self._prompt()
+        back = TakenBack(prompt)
+        if sampling.heal and sampling.max_new_tokens != 0:
+            back = await self._take_back(prompt)
+            prompt = back.prompt
         await self._look_ahead(prompt)
         first = self.generation(prompt, sampling)
+        first.sampling = back.sampling(first.sampling)
         keep = first.keep = self._executor.engine.new_handle() if self._reads else None
 
         def on_piece(text: str, _: list[int], meta: MetaInfo | None) -> None:
@@ -278,9 +300,11 @@ class EngineContext:
         self._settle(joined(prompt, kept))
         self._keep(keep, len(self._ids))
         self._leave_points()
+        self._history.cut(len(back.prefix.decode()))
         self._history.add(np.asarray(kept, np.int32))
         if samples[0].carry:
             self._add((samples[0].carry, False))
+            self._literal = len(self._pending)
         return [GenResult(sample.text, sample.meta) for sample in samples]
 
     async def select(

@@ -34,8 +34,11 @@ class Detokenizer:
         skip_special: bool = True,
         stops: Sequence[bytes] = (),
         special_text: dict[int, bytes] | None = None,
+        skip_bytes: int = 0,
     ) -> None:
-        """``special_text``: what special tokens look like, for ``skip_special=False``."""
+        """``special_text``: what special tokens look like, for ``skip_special=False``.
+        ``skip_bytes``: how many of the first bytes are not text."""
+        self._skip = skip_bytes
         self._table = bytes_table
         self._shown = {} if skip_special else dict(special_text or {})
         self._special = special_ids
@@ -63,7 +66,10 @@ class Detokenizer:
         """Add tokens; the new text that can be shown."""
         if self._stopped:
             return ""
-        data = self._held + b"".join(map(self._bytes, token_ids))
+        data = b"".join(map(self._bytes, token_ids))
+        if self._skip:
+            data, self._skip = data[self._skip :], max(self._skip - len(data), 0)
+        data = self._held + data
         match = find_stop(data, self._stops) if self._stops else None
         if match is not None:
             self._stopped = True

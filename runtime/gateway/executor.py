@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import os
@@ -13,13 +14,15 @@ from . import origin
 from .context import EngineContext
 from .engine_client import EngineClient
 from .engine_sampling import resolve
+from .healing import Healer
 from .tokenizer import Tokenizer
 
 
 class EngineExecutor:
     """Opens contexts over one engine and one model's tokenizer and chat template.
 
-    ``draws`` gives seeds to generations that come without one.
+    ``draws`` gives seeds to generations that come without one; ``secret`` keys namespaces, so that
+    with the same one they are the same.
     """
 
     def __init__(
@@ -28,12 +31,14 @@ class EngineExecutor:
         tokenizer: Tokenizer,
         context_length: int,
         draws: random.Random | None = None,
+        secret: bytes | None = None,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self.context_length = context_length
         self._draws = draws or random.Random()
-        self._secret = os.urandom(32)
+        self._secret = secret or os.urandom(32)
+        self._healer: Healer | None = None
 
     def open(self, program: int, cache_salt: str | None = None) -> EngineContext:
         return EngineContext(self, program, self.namespace(cache_salt))
@@ -47,6 +52,12 @@ class EngineExecutor:
         salt = b"" if cache_salt is None else b"\1" + cache_salt.encode("utf-8", "replace")
         named = bytes([len(owner)]) + owner + salt
         return hmac.new(self._secret, named, hashlib.sha256).digest()
+
+    async def healer(self) -> Healer:
+        """What takes the ends of prompts back; made when it is first needed, in a thread."""
+        if self._healer is None:
+            self._healer = await asyncio.to_thread(Healer, self.tokenizer)
+        return self._healer
 
     def resolve(self, params: SamplingParams, prompt_tokens: int) -> EngineSampling:
         seed = self._draws.getrandbits(31) if params.seed is None else params.seed

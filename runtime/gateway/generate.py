@@ -14,6 +14,7 @@ from ..protocol.meta import MetaInfo
 from ..protocol.sampling import sampling_from
 from .executor import EngineExecutor
 from .generation import Generation, all_of
+from .healing import TakenBack
 from .request import IntArray
 from .stopper import Stopper
 
@@ -35,12 +36,15 @@ async def generate(
     params = sampling_from(message.sampling)
     await check_constraint(params)
     prompt = prompt_ids(executor, message.prompt, message.input_ids)
+    back = TakenBack(prompt)
+    if params.heal and params.max_new_tokens != 0:
+        back = (await executor.healer()).take_back(prompt)
     first = Generation(
         executor.engine,
         executor.tokenizer,
         params,
-        prompt,
-        executor.resolve(params, len(prompt)),
+        back.prompt,
+        back.sampling(executor.resolve(params, len(back.prompt))),
         namespace=executor.namespace(message.cache_salt),
         program=program,
         name=message.rid,
@@ -52,7 +56,8 @@ async def generate(
         on_piece = _piece(message.rid, index, params.n, tell) if message.stream else None
         jobs.append(first.sample(index).run(on_piece))
     samples = await all_of(jobs)
-    texts, ids = [sample.text for sample in samples], [sample.tokens for sample in samples]
+    texts = [sample.text for sample in samples]
+    ids = [sample.tokens[sample.healed :] for sample in samples]
     if message.stream:
         texts, ids = [""] * params.n, [[] for _ in samples]
     return Generated(

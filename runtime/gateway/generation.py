@@ -17,6 +17,7 @@ from .detokenizer import Detokenizer
 from .engine_client import EngineClient
 from .engine_sampling import MAX_SEED
 from .explanation import explanation
+from .healing import healed_tokens
 from .logprobs import output_entries, prompt_entries, special_text
 from .request import EngineRequest, Handle, IntArray
 from .stopper import Stopper
@@ -32,13 +33,15 @@ T = TypeVar("T")
 @dataclass(slots=True)
 class Sample:
     """A finished sample. The first ``kept`` tokens stay in the stream exactly as they are;
-    ``carry`` is text that came with a dropped token, to be joined to what is written next."""
+    ``carry`` is text that came with a dropped token, to be joined to what is written next. The
+    first ``healed`` tokens hold nothing but what was taken back of the prompt."""
 
     text: str
     tokens: list[int]
     kept: int
     carry: str
     meta: MetaInfo
+    healed: int = 0
 
 
 @dataclass(slots=True)
@@ -101,20 +104,24 @@ class Generation:
         finish = request.finish
         assert finish is not None
         whole = text.end(finish)
-        kept, carry = _kept(request.tokens, finish, self.tokenizer.bytes_table)
-        return Sample(whole, request.tokens, kept, carry, self._meta(request, finish, began))
+        table, prefix = self.tokenizer.bytes_table, self.sampling.heal
+        kept, carry = _kept(request.tokens, finish, table, prefix)
+        healed = healed_tokens(request.tokens, table, len(prefix))
+        meta = self._meta(request, finish, began, healed)
+        return Sample(whole, request.tokens, kept, carry, meta, healed)
 
-    def _meta(self, request: EngineRequest, finish: Finish, began: float) -> MetaInfo:
+    def _meta(self, request: EngineRequest, finish: Finish, began: float, healed: int) -> MetaInfo:
+        """``healed``: leading tokens of the output that are the prompt's."""
         first, found = request.first_token_at, finish.divergence
         output, output_tops = None, None
         if self.params.return_logprob or self.params.top_logprobs_num:
-            output, output_tops = output_entries(request, self.tokenizer)
-        prompt, prompt_tops = prompt_entries(request, self.tokenizer) or (None, None)
+            output, output_tops = output_entries(request, self.tokenizer, healed)
+        prompt, prompt_tops = prompt_entries(request, self.tokenizer, healed) or (None, None)
         return MetaInfo(
             id=self.name or f"{self.program}.{request.rid}",
             finish_reason=finish_reason(finish),
-            prompt_tokens=len(self.prompt),
-            completion_tokens=len(request.tokens),
+            prompt_tokens=len(self.prompt) + healed,
+            completion_tokens=len(request.tokens) - healed,
             cached_tokens=finish.cached_tokens,
             e2e_latency=time.monotonic() - began,
             ttft=None if first is None else first - began,
@@ -141,12 +148,21 @@ class _Text:
         self._logprobs = generation.params.return_logprob
         self._pushed = 0
         self._told = 0
+        self._prefix = len(sampling.heal)
+        self._healing = self._prefix > 0
+        self._healed = 0
+        self._prompt_told = False
         # Below min_new_tokens the engine lets stop strings pass. Only it counts, so all waits.
         self._hold = bool(sampling.stops) and sampling.min_new_tokens > 0
         skip = generation.params.skip_special_tokens
         self._shown = {} if skip else special_text(tokenizer)
         self._text = Detokenizer(
-            tokenizer.bytes_table, tokenizer.special_ids, skip, sampling.stops, self._shown
+            tokenizer.bytes_table,
+            tokenizer.special_ids,
+            skip,
+            sampling.stops,
+            self._shown,
+            self._prefix,
         )
 
     def more(self) -> None:
@@ -177,25 +193,33 @@ class _Text:
 
     def _as_cut(self, tokens: Sequence[int], text_bytes: int) -> str:
         """All text at once, up to where the engine says that the stop string begins."""
-        table = self._tokenizer.bytes_table
+        table, skip = self._tokenizer.bytes_table, self._prefix
         left = text_bytes if text_bytes >= 0 else sum(len(table[token]) for token in tokens)
         data = bytearray()
         for token in tokens:
-            data += self._shown.get(token) or table[token][:left]
-            left -= len(table[token])
-            if left <= 0 and text_bytes >= 0:
+            piece = table[token][skip:]
+            skip = max(skip - len(table[token]), 0)
+            data += self._shown.get(token) or piece[:left]
+            left -= len(piece)
+            if left <= 0 and not skip and text_bytes >= 0:
                 break
         return data.decode("utf-8", "replace")
 
     def _tell(self, piece: str, upto: int) -> None:
         if self._on_piece is None:
             return
+        if self._healing:
+            table, tokens = self._tokenizer.bytes_table, self._request.tokens[:upto]
+            self._told = self._healed = healed_tokens(tokens, table, self._prefix)
+            self._healing = self._healed == upto
         meta = None
         if self._logprobs and upto > self._told:
             entries, tops = output_entries(self._request, self._tokenizer, self._told, upto)
             meta = MetaInfo(output_token_logprobs=entries, output_top_logprobs=tops)
-            if self._told == 0 and (prompt := prompt_entries(self._request, self._tokenizer)):
-                meta.input_token_logprobs, meta.input_top_logprobs = prompt
+            if not self._prompt_told:
+                self._prompt_told = True
+                prompt = prompt_entries(self._request, self._tokenizer, self._healed)
+                meta.input_token_logprobs, meta.input_top_logprobs = prompt or (None, None)
         ids = self._request.tokens[self._told : upto]
         self._told = max(self._told, upto)
         if piece or ids:
@@ -209,29 +233,37 @@ def finish_reason(finish: Finish) -> FinishReason:
     return FinishReason(finish.reason, matched, finish.message)
 
 
-def _kept(tokens: Sequence[int], finish: Finish, table: Sequence[bytes]) -> tuple[int, str]:
-    """How many tokens stay, and the text before the stop string that was in a dropped one.
+def _kept(
+    tokens: Sequence[int], finish: Finish, table: Sequence[bytes], prefix: bytes
+) -> tuple[int, str]:
+    """How many tokens stay, and the text before the stop string that was in a dropped one. All of
+    ``prefix``, which the output begins with, is in the one or the other.
 
     Tokens go from the first that overlaps the stop string; further back to where a character
     begins, so that what is carried over is whole characters.
     """
     if isinstance(finish.matched, int):
-        return len(tokens) - 1, ""
-    if finish.text_bytes < 0:
+        tokens = tokens[:-1]
+    if finish.text_bytes < 0 and not prefix:
         return len(tokens), ""
     data = b"".join(table[token] for token in tokens)
+    size = len(prefix) + max(finish.text_bytes, 0)
+    if finish.text_bytes < 0:
+        if len(data) >= size:
+            return len(tokens), ""
+        data = prefix  # it ended inside
     ends: list[int] = []
     total = 0
     for token in tokens:
         total += len(table[token])
-        if total > finish.text_bytes:
+        if total > size:
             break
         ends.append(total)
     kept = len(ends)
     while kept and _inside_character(data, ends[kept - 1]):
         kept -= 1
     start = ends[kept - 1] if kept else 0
-    return kept, data[start : finish.text_bytes].decode("utf-8", "replace")
+    return kept, data[start:size].decode("utf-8", "replace")
 
 
 def _inside_character(data: bytes, position: int) -> bool:

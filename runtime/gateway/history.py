@@ -40,6 +40,14 @@ class History:
             return last
         return None
 
+    def cut(self, count: int) -> None:
+        """Take back the last ``count`` characters of the open message, all of them text; those that
+        it does not have were put there by the tokenizer."""
+        while count > 0 and (last := self.pop_text()) is not None:
+            text, special = last
+            self.add((text[:-count], special))
+            count -= len(text)
+
     def close(self) -> None:
         assert self._open is not None
         self.messages.append(self._open)

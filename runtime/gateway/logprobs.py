@@ -54,9 +54,10 @@ def output_entries(
 
 
 def prompt_entries(
-    request: EngineRequest, tokenizer: Tokenizer
+    request: EngineRequest, tokenizer: Tokenizer, healed: int = 0
 ) -> tuple[list[LogprobEntry], Tops | None] | None:
-    """Entries of the prompt from ``logprob_start`` on; ``None`` when not asked for.
+    """Entries of the prompt from ``logprob_start`` on; ``None`` when not asked for. The first
+    ``healed`` tokens of the output are the prompt's too.
 
     The first token of all has no log-prob: nothing comes before it.
     """
@@ -68,6 +69,8 @@ def prompt_entries(
     entries: list[LogprobEntry] = [
         (value, token, token_text(tokenizer, token)) for value, token in zip(values, tokens)
     ]
+    more, more_tops = output_entries(request, tokenizer, 0, healed) if healed else ([], None)
+    entries += more
     count = request.sampling.top_logprobs
     if not count:
         return entries, None
@@ -75,7 +78,7 @@ def prompt_entries(
         _top(tokenizer, request.prompt_tops.get(start + offset), count)
         for offset in range(len(tokens))
     ]
-    return entries, tops
+    return entries, tops + (more_tops or [])
 
 
 def prompt_values(request: EngineRequest) -> list[float | None]:

@@ -72,13 +72,14 @@ def _stable(
             forced[place:after] in vocabulary.ids_of_bytes
             for after in range(last + 1, len(forced) + 1)
         )
-        if inside or _runs_on(vocabulary.sorted_tokens, forced[place:], continues):
+        if inside or runs_on(vocabulary.sorted_tokens, forced[place:], continues):
             return place
     return last
 
 
-def _runs_on(tokens: Sequence[bytes], prefix: bytes, continues: Continues | None) -> bool:
-    """Whether a token longer than ``prefix`` begins with it and goes on as the grammar allows."""
+def runs_on(tokens: Sequence[bytes], prefix: bytes, continues: Continues | None = None) -> bool:
+    """Whether a token longer than ``prefix`` begins with it and goes on as the grammar allows.
+    ``tokens`` are sorted."""
     start = bisect_left(tokens, prefix + b"\0")
     if continues is None:
         return start < len(tokens) and tokens[start].startswith(prefix)
@@ -86,7 +87,7 @@ def _runs_on(tokens: Sequence[bytes], prefix: bytes, continues: Continues | None
     while start < len(tokens) and tokens[start].startswith(prefix):
         # All tokens with the same next byte stand together: one test passes over them.
         group = tokens[start][: size + 1]
-        end = bisect_left(tokens, _after(group), lo=start) if _after(group) else len(tokens)
+        end = bisect_left(tokens, after_all(group), lo=start) if after_all(group) else len(tokens)
         if continues(group[size:]):
             if end - start > _TRIED:
                 return True
@@ -96,7 +97,7 @@ def _runs_on(tokens: Sequence[bytes], prefix: bytes, continues: Continues | None
     return False
 
 
-def _after(prefix: bytes) -> bytes:
+def after_all(prefix: bytes) -> bytes:
     """The least bytes greater than all that begin with ``prefix``; b"" if there are none."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes((stripped[-1] + 1,)) if stripped else b""

@@ -123,12 +123,13 @@ def _tokenizer_of(vocabulary: Vocabulary) -> LLTokenizer:
 
 
 def _resident() -> int:
-    """Bytes of this process that are in memory; 0 where the system does not say."""
+    """Bytes of this process's own that are in memory; 0 where the system does not say."""
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        _, pages, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
     except (OSError, ValueError):
         return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    # Pages of files come anew after a fork, whatever was computed.
+    return (pages - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _limits() -> LLParserLimits:
@@ -151,11 +152,21 @@ def source_of(spec: Spec, vocabulary: Vocabulary) -> str:
     from llguidance import LLMatcher
 
     if spec.kind == "json_schema":
-        return _schema_source(spec)
+        return _behind(spec.prefix, _schema_source(spec))
     if spec.kind == "ebnf":
-        return _grammar_source(spec.text)
+        return _behind(spec.prefix, _grammar_source(spec.text))
     # Spelled as for every backend, so that all read the same language.
     return LLMatcher.grammar_from_regex(portable(reachable_tree(spec, vocabulary)))
+
+
+def _behind(prefix: str, source: str) -> str:
+    """The grammar after a fixed text. A grammar of its own, so that its rules, its options and what
+    it ignores (in Lark) stay its own."""
+    if not prefix:
+        return source
+    inner = json.loads(source)["grammars"] if source.startswith("{") else [{"lark_grammar": source}]
+    first = {"name": "whole", "lark_grammar": f"start: {json.dumps(prefix)} @value"}
+    return json.dumps({"grammars": [first, {**inner[0], "name": "value"}, *inner[1:]]})
 
 
 def _grammar_source(text: str) -> str:

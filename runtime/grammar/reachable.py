@@ -16,6 +16,7 @@ from .regex_tree import (
     Tree,
     Union,
     alphabet,
+    literal,
     repeat,
     sequence,
     union,
@@ -25,12 +26,13 @@ from .vocabulary import Vocabulary
 
 
 def reachable_tree(spec: Spec, vocabulary: Vocabulary) -> Tree:
-    """The language of a ``regex`` or ``choice`` spec, as far as the vocabulary can write it; for
-    `portable`. Raises `GrammarError` for a wrong spec, and where nothing is left."""
+    """The language of a ``regex`` or ``choice`` spec, as far as the vocabulary can write it, behind
+    its prefix; for `portable`. Raises `GrammarError` for a wrong spec, and where nothing is left.
+    """
     tree = without_bytes(language_of(spec).tree, vocabulary.missing_bytes)
     if tree == NOTHING:
         raise GrammarError("every match needs bytes that no token of the model has")
-    return tree
+    return sequence((literal(spec.prefix), tree)) if spec.prefix else tree
 
 
 def without_bytes(tree: Tree, missing: Collection[int]) -> Tree:

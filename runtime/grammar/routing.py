@@ -14,13 +14,16 @@ ROUTES: dict[str, tuple[str, ...]] = {
 BACKENDS = ("outlines", "llguidance")
 
 
-def route(kind: str, pinned: str = "auto") -> tuple[str, ...]:
+def route(kind: str, pinned: str = "auto", *, prefixed: bool = False) -> tuple[str, ...]:
     """Names of the backends to try for a kind of spec; only ``pinned`` where that is not auto.
+    ``prefixed``: behind the end of a prompt, of which there are many, each used a few times.
 
     Raises `BadInputError` for an unknown name.
     """
     if pinned == "auto":
-        return ROUTES[kind]
+        names = ROUTES[kind]
+        # An index is quick once it is made, but making one takes long.
+        return tuple(sorted(names, key=lambda name: name != "llguidance")) if prefixed else names
     if pinned not in BACKENDS:
         known = ", ".join(("auto", *BACKENDS))
         raise BadInputError(

@@ -29,14 +29,16 @@ _NORMALIZED = 64 << 10
 @dataclass(frozen=True)
 class Spec:
     """A constraint. ``text`` is the regex, the JSON schema, the grammar, or for ``choice`` a JSON
-    list of strings. ``whitespace`` is about JSON output only, and the same for every backend."""
+    list of strings. ``whitespace`` is about JSON output only, and the same for every backend.
+    ``prefix`` is text that comes before what must match: the end of a prompt, written anew."""
 
     kind: Kind
     text: str
     whitespace: Whitespace = "compact"
+    prefix: str = ""
 
     @classmethod
-    def of(cls, kind: str, spec: Any, whitespace: Whitespace = "compact") -> Spec:
+    def of(cls, kind: str, spec: Any, whitespace: Whitespace = "compact", prefix: str = "") -> Spec:
         """From what users give: schemas may be dicts or booleans, choices lists of strings.
 
         Raises `GrammarError` for an unknown kind or a spec of the wrong type.
@@ -54,7 +56,7 @@ class Spec:
         except UnicodeEncodeError as error:
             where = f"character {error.start}"
             raise GrammarError(f"the {kind} holds half of a surrogate pair", where=where) from None
-        return cls(kind, spec, whitespace)  # type: ignore[arg-type]
+        return cls(kind, spec, whitespace, prefix)  # type: ignore[arg-type]
 
     @cached_property
     def key(self) -> str:
@@ -66,7 +68,7 @@ class Spec:
             with contextlib.suppress(ValueError, RecursionError):
                 text = json.dumps(json.loads(text), separators=(",", ":"))
         digest = hashlib.sha256()
-        for part in (self.kind, self.whitespace, text):
+        for part in (self.kind, self.whitespace, self.prefix, text):
             data = part.encode(errors="surrogatepass")
             digest.update(len(data).to_bytes(8, "little") + data)
         return digest.hexdigest()

@@ -190,6 +190,9 @@ class EngineSampling(_Message, frozen=True, kw_only=True, tag="sampling"):
     constraint: Constraint | None = None
     jump_forward: bool = True
     """Whether tokens that the constraint forces are appended without a step for each."""
+    heal: bytes = b""
+    """Bytes of the prompt's text that the output writes again, before what was asked for. Tokens of
+    nothing else are not counted in ``max_new_tokens``; no stop is looked for in these bytes."""
 
 
 class Submit(_Message, frozen=True, kw_only=True, tag="submit"):
@@ -308,10 +311,11 @@ class TreePage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Finish(_Message, frozen=True, kw_only=True, tag="finish"):
-    """How one request ended. ``text_bytes``: how many bytes of the output come before the stop
-    string; -1 when none matched. ``prompt_tokens`` and ``cached_tokens`` are final, as is how many
-    tokens of the output were forced by its constraint, not sampled. The times are in seconds: until
-    its grammar was there, in the queue, from there to the first token, from there to the end."""
+    """How one request ended. ``text_bytes``: how many bytes of the output, those of ``heal`` left
+    out, come before the stop string; -1 when none matched. ``prompt_tokens`` and ``cached_tokens``
+    are final, as is how many tokens of the output were forced by its constraint, not sampled. The
+    times are in seconds: until its grammar was there, in the queue, from there to the first token,
+    from there to the end."""
 
     rid: int
     reason: Literal["stop", "length", "abort"]

@@ -42,7 +42,8 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All knobs of one generation, with SGLang's names. ``top_k`` -1 is off; ``temperature`` under
     1e-5 is greedy; ``max_new_tokens`` ``None`` means what the context leaves, 1,024 at most, and 0
-    scores the prompt only. Log-probs are natural and of the raw logits."""
+    scores the prompt only. Log-probs are natural and of the raw logits. ``heal``: the last tokens
+    of the prompt's text may be cut otherwise, together with what follows them."""
 
     max_new_tokens: int | None = None
     min_new_tokens: int = 0
@@ -65,6 +66,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     skip_special_tokens: bool = True
     constraint: Constraint | None = None
     jump_forward: bool = True
+    heal: bool = False
 
     @property
     def greedy(self) -> bool:

@@ -55,6 +55,8 @@ class Request:
     """Of its prompt, found in the tree at first admission."""
     forced_tokens: int = 0
     """Of its output, appended without being sampled."""
+    heal_left: int = 0
+    """Bytes at the beginning of its output that are the prompt's, and still to come."""
     retractions: int = 0
     prompt_logprobs_sent: int = 0
     """Prompt positions below this one have had their log-probs sent (after a retraction)."""

@@ -40,6 +40,7 @@ class Rows:
         self.wants_logprobs = np.zeros(max_rows, np.bool_)
         self.top_logprobs = np.zeros(max_rows, np.int32)
         self.masked = np.zeros(max_rows, np.bool_)
+        self.healing = np.zeros(max_rows, np.bool_)
         self.level = np.zeros(max_rows, np.int64)
         self.claim = np.zeros(max_rows, np.int64)
         self.first_at = np.zeros(max_rows, np.float64)
@@ -74,7 +75,8 @@ class Rows:
         self.stop_strings[row] = bool(sampling.stops)
         self.wants_logprobs[row] = sampling.logprobs
         self.top_logprobs[row] = sampling.top_logprobs
-        self.masked[row] = sampling.constraint is not None
+        self.healing[row] = request.heal_left > 0
+        self.masked[row] = sampling.constraint is not None or request.heal_left > 0
         self.level[row] = request.level
         self.first_at[row] = request.first_token
         request.row = row

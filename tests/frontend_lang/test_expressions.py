@@ -55,7 +55,7 @@ def test_bad_arguments_name_themselves_and_the_line(arguments: dict, named: str)
 
 
 @pytest.mark.parametrize(
-    "name", ["stop_regex", "images", "beam_size", "separate_reasoning", "max_token", "heal"]
+    "name", ["stop_regex", "images", "beam_size", "separate_reasoning", "max_token"]
 )
 def test_unknown_arguments_are_type_errors(name: str):
     with pytest.raises(TypeError, match=name):

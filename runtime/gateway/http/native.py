@@ -26,6 +26,7 @@ from .shapes import checked_id
 from .state import HttpState
 
 _CONSTRAINTS = frozenset(("regex", "json_schema", "ebnf"))
+_OWN = _CONSTRAINTS | {"heal"}
 _HARMLESS = ("spaces_between_special_tokens", "stream_interval", "sampling_seed")
 
 
@@ -81,7 +82,7 @@ def _rids(form: NativeForm, count: int) -> list[str]:
 
 def _sampling(form: NativeForm, number: int, count: int) -> dict[str, Any]:
     params = _at("sampling_params", form.sampling_params, number, count) or {}
-    refuse(params, _CONSTRAINTS)
+    refuse(params, _OWN)
     given: dict[str, Any] = {}
     constraint = of_sampling_params(params)
     if constraint is not None:

@@ -25,6 +25,7 @@ _REFUSED = {
     "regex": _NATIVE + '{"regex": …}',
     "json_schema": _NATIVE + '{"json": …}',
     "ebnf": _NATIVE + '{"grammar": …}',
+    "heal": "only /generate takes this, in sampling_params, and the gens of programs",
     "use_beam_search": "beam search is not supported",
     "suffix": "filling in the middle is not supported",
     "functions": "functions are not supported",
