@@ -34,6 +34,7 @@ from .choices import (
     token_length_normalized,
     unconditional_likelihood_normalized,
 )
+from .conditions import matches
 from .expressions import gen, gen_int, gen_string, select
 from .forks import Forks
 from .function import Function, function
@@ -92,6 +93,7 @@ __all__ = [
     "gen_string",
     "get_server_info",
     "greedy_token_selection",
+    "matches",
     "select",
     "set_default_backend",
     "system",

@@ -19,7 +19,9 @@ class Made:
     streams: bool = False
     """Whether its text comes in deltas (one generation or selection, not a list or a scope)."""
     many: bool = False
-    """Whether its value is a list (n > 1)."""
+    """Whether its value is a list (n > 1, or gathered)."""
+    gathered: bool = False
+    """Whether that is a list that a join made in a block."""
 
 
 @dataclass(slots=True)
@@ -61,6 +63,8 @@ class Branch:
     text_op: int = -1
     messages_op: int = -1
     children: int = 0
+    in_block: bool = False
+    """Whether it was forked in an arm or a loop of a program that is traced."""
 
     def child(self, stream: int, op: int) -> Branch:
         """A new branch that starts as a copy of this one."""
@@ -86,7 +90,7 @@ class Branch:
             branch = branch.parent
         return pairs
 
-    def known(self) -> str:
+    def known(self, but: str | None = None) -> str:
         """The names that can be read, for an error message."""
-        names = [name for name in list(self.names) if name is not None]
+        names = [name for name in list(self.names) if name is not None and name != but]
         return ", ".join(names) if names else "none"

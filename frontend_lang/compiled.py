@@ -41,6 +41,7 @@ class CompiledRun(Run):
         self.root = recording.root
         self.branches = recording.branches
         self.labels = recording.labels
+        self.blocks = recording.blocks
         self.returned = trace.returned
         self.arguments = arguments
         self.closed = True
@@ -77,8 +78,8 @@ class CompiledRun(Run):
         if ref.op < 0:
             return str(self.arguments[ref.name])
         for branch in self.branches:
-            for binding in branch.names.values():
-                if binding.op == ref.op and isinstance(binding, Made):
+            for name, binding in branch.names.items():
+                if (binding.op, name) == (ref.op, ref.name) and isinstance(binding, Made):
                     return str(self.made(binding).value)
         raise ProgramError(f"the value of {ref.name!r} was not kept")
 

@@ -1,4 +1,4 @@
-"""A program for people to read: one instruction a line."""
+"""A program for people to read: one instruction a line, blocks set in."""
 
 from __future__ import annotations
 
@@ -7,14 +7,30 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from ramet.runtime.program.instructions import Arg, Fork, Instruction, Join, Parts, Program, Ref
+from ramet.runtime.program.instructions import (
+    Arg,
+    Condition,
+    Fork,
+    Instruction,
+    Join,
+    Parts,
+    Program,
+    Ref,
+    Repeat,
+    Switch,
+)
 
-_PLAIN = ("stream", "op", "line", "parts", "choices", "children", "sampling", "name", "role")
+_PLAIN = (
+    *("stream", "op", "line", "parts", "choices", "children", "sampling", "name", "role"),
+    *("value", "cases", "default", "body", "until", "times", "count"),
+)
+Row = tuple[str, str, str, str]
+"""Stream, kind, what it does, source line."""
 
 
 def listing(program: Program) -> str:
     """One instruction a line: stream, kind, what it does, the source line."""
-    rows = [_row(instruction) for instruction in program.instructions]
+    rows = [row for instruction in program.instructions for row in _rows(instruction, "")]
     width = max((len(what) for _, _, what, _ in rows), default=0)
     lines = [f"program {program.name}({', '.join(program.args)})"]
     for stream, kind, what, line in rows:
@@ -23,9 +39,31 @@ def listing(program: Program) -> str:
     return "\n".join(lines)
 
 
-def _row(instruction: Instruction) -> tuple[int, str, str, str]:
+def _rows(instruction: Instruction, indent: str) -> Iterator[Row]:
     data: dict[str, Any] = msgspec.to_builtins(instruction)
-    return instruction.stream, data["type"], " ".join(_words(instruction, data)), instruction.line
+    what = " ".join(_words(instruction, data))
+    yield str(instruction.stream), f"{indent}{data['type']}", what, instruction.line
+    deeper = indent + "  "
+    if isinstance(instruction, Repeat):
+        for one in instruction.body:
+            yield from _rows(one, deeper)
+        if instruction.until is not None:
+            yield "", f"{indent}until", _condition(instruction.until), ""
+    elif isinstance(instruction, Switch):
+        for text, arm in instruction.cases.items():
+            yield "", f"{indent}case", json.dumps(text, ensure_ascii=False), ""
+            for one in arm:
+                yield from _rows(one, deeper)
+        if instruction.default:
+            yield "", f"{indent}default", "", ""
+            for one in instruction.default:
+                yield from _rows(one, deeper)
+
+
+def _condition(condition: Condition) -> str:
+    texts = " or ".join(json.dumps(text, ensure_ascii=False) for text in condition.texts)
+    verb = {"strip": "is", "exact": "is exactly", "contains": "contains"}[condition.match]
+    return f"{_text(condition.value)} {verb} {texts}"
 
 
 def _words(instruction: Instruction, data: dict[str, Any]) -> Iterator[str]:
@@ -35,6 +73,11 @@ def _words(instruction: Instruction, data: dict[str, Any]) -> Iterator[str]:
     if isinstance(instruction, (Fork, Join)):
         arrow = "->" if isinstance(instruction, Fork) else "<-"
         yield f"{arrow} {', '.join(map(str, instruction.children))}"
+    if isinstance(instruction, Switch):
+        yield _text(instruction.value)
+    elif isinstance(instruction, Repeat):
+        counted = f" counted in {instruction.count}" if instruction.count is not None else ""
+        yield f"{instruction.times} times{counted}"
     parts: Parts | None = getattr(instruction, "parts", None)
     if parts is not None:
         yield _text(parts)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from typing import Any, Literal
 
+from ramet.runtime.program.blocks import matches
 from ramet.runtime.program.instructions import (
     ROOT,
     Bind,
@@ -13,6 +15,7 @@ from ramet.runtime.program.instructions import (
     Gen,
     Instruction,
     Join,
+    Match,
     Part,
     Parts,
     Ref,
@@ -27,6 +30,7 @@ from ramet.runtime.program.instructions import (
 from ramet.runtime.protocol import MissingValueError, ProgramError
 
 from .branch import Binding, Branch, Gathered, Given, Made
+from .conditions import Arm, Matches
 from .expressions import Concat, Expression, GenExpression, RoleExpression, SelectExpression
 from .source import here
 from .symbols import SymbolRef, is_plain, pieces
@@ -56,6 +60,8 @@ class Recording:
         self.closed = False
         self.labels: dict[int, str | None] = {}
         """The variable of each instruction that generates text."""
+        self.blocks: set[int] = set()
+        """Instructions that report what others have bound."""
         self._taken: set[tuple[int, str, int]] = set()
         self._saved: dict[tuple[int, str, int], str] = {}
 
@@ -64,6 +70,39 @@ class Recording:
 
     def read(self, branch: Branch, name: str | None, binding: Binding) -> Any:
         """The value that Python gets for ``s[name]``."""
+        raise NotImplementedError
+
+    def switch(
+        self, branch: Branch, value: str, cases: dict[str, Arm], default: Arm, match: Match
+    ) -> None:
+        """Do what the first case says that ``value`` matches, or else the default."""
+        self._check_open(branch, "")
+        text = self.known(value)
+        arm = next((arm for case, arm in cases.items() if matches(text, case, match)), default)
+        arm()
+
+    def repeat(
+        self,
+        branch: Branch,
+        body: Arm,
+        times: int,
+        until: Callable[[], Matches | bool] | None,
+        count: str | None,
+    ) -> None:
+        """Do ``body`` up to ``times`` times, until after one of them ``until`` is true."""
+        self._check_open(branch, "")
+        for turn in range(1, times + 1):
+            if count is not None:
+                self.set(branch, count, str(turn))
+            body()
+            if until is None:
+                continue
+            over = until()
+            if over.holds(self.known(over.value)) if isinstance(over, Matches) else over:
+                break
+
+    def known(self, text: str) -> str:
+        """A text with what it refers to, waited for."""
         raise NotImplementedError
 
     # --- operations -------------------------------------------------------------------------------
@@ -266,14 +305,29 @@ class Recording:
         self._check_open(branch, "")
         old = branch.names.get(binds) if binds is not None else None
         if old is not None and binds is not None:
-            key = (branch.stream, binds, old.op)
-            if key in self._taken and key not in self._saved:
-                self._saved[key] = alias = f"{binds}@{old.op}"
-                parts = (Ref(branch.stream, binds),)
-                op = next(self.ops)
-                self.emit(Bind(stream=branch.stream, op=op, name=alias, parts=parts))
+            self._rebind(branch, binds, old)
         branch.last_op = next(self.ops)
         return branch.last_op
+
+    def _rebind(self, branch: Branch, name: str, old: Binding) -> None:
+        """A name is about to mean something else."""
+        if (branch.stream, name, old.op) in self._taken:
+            self._save(branch, name, old)
+
+    def _save(self, branch: Branch, name: str, old: Binding) -> str:
+        """The other name of a binding, given to it now if it has none."""
+        key = (branch.stream, name, old.op)
+        if key not in self._saved:
+            self._saved[key] = f"{name}@{old.op}"
+            parts = (Ref(branch.stream, name),)
+            bind = Bind(stream=branch.stream, op=next(self.ops), name=self._saved[key], parts=parts)
+            self._emit_beside(old.op, bind)
+        return self._saved[key]
+
+    def _emit_beside(self, op: int, instruction: Instruction) -> None:
+        """Emit in the block that holds instruction ``op``."""
+        del op
+        self.emit(instruction)
 
     def _check_open(self, branch: Branch, line: str) -> None:
         if self.closed:
@@ -295,13 +349,19 @@ def _fresh(branch: Branch, children: list[Branch]) -> list[str]:
     return [
         name
         for name in names
-        if isinstance(branch.names.get(name, branch), (Branch, Gathered))
-        and any(_own(child, name) for child in children)
+        if _may_gather(branch.names.get(name)) and any(_own(child, name) for child in children)
     ]
 
 
-def missing(branch: Branch, name: str | None) -> MissingValueError:
-    """The error for a name that a branch does not have."""
+def _may_gather(binding: Binding | None) -> bool:
+    """Whether a join may bind a name that means this now."""
+    if isinstance(binding, Made):
+        return binding.gathered
+    return binding is None or isinstance(binding, Gathered)
+
+
+def missing(branch: Branch, name: str | None, but: str | None = None) -> MissingValueError:
+    """The error for a name that a branch does not have (``but``: though it seemed it would)."""
     return MissingValueError(
-        f"{name!r} was never generated; known here: {branch.known()}", where=here() or None
+        f"{name!r} was never generated; known here: {branch.known(but)}", where=here() or None
     )

@@ -16,13 +16,16 @@ from ramet.runtime.protocol import (
     BadInputError,
     ErrorInfo,
     MetaInfo,
+    ProgramError,
     RametError,
 )
 
 from .backends import _loop
 from .backends.base import Backend, Opening, Session
 from .branch import Binding, Branch, Gathered, Given, Made
-from .recording import Recording
+from .recording import Recording, missing
+from .source import here
+from .symbols import SymbolRef, is_plain, pieces
 
 FLUSH_SECONDS = 0.001
 """How long the first unsent generation waits for more of the program to go with it."""
@@ -196,8 +199,12 @@ class Run(Recording):
     # --- reading ----------------------------------------------------------------------------------
 
     def made(self, binding: Made, timeout: float | None = None) -> Value:
-        """The value of an instruction, waited for."""
-        return self.wait(self.pending(binding), timeout)
+        """The value of an instruction, waited for. Raises `MissingValueError` where none of the
+        arms that would have bound it was taken."""
+        value = self.wait(self.pending(binding), timeout)
+        if value.value is None:
+            raise missing(binding.branch, binding.name, but=binding.name)
+        return value
 
     def pending(self, binding: Made) -> Callable[[], Value | None]:
         """A check for `wait`: the value of an instruction."""
@@ -218,6 +225,20 @@ class Run(Recording):
                 None if item is None else self.read(branch, name, item) for item in binding.items
             ]
         return self.made(binding).value
+
+    def known(self, text: str) -> str:
+        if is_plain(text):
+            return text
+        return "".join(
+            str(part) if ref is None else self._referred(ref) for part, ref in pieces(text)
+        )
+
+    def _referred(self, ref: SymbolRef) -> str:
+        if ref.owner != self.owner:
+            what = f"a reference to {ref.name!r} of another program cannot be compared"
+            raise ProgramError(what, where=here() or None)
+        lineage = self.branches[ref.stream].lineage(ref.op)
+        return str(self.wait(lambda: self.store.value(ref.op, ref.name, lineage)).value)
 
     def meta(self, binding: Binding, timeout: float | None = None) -> Any:
         """``meta_info`` of a variable: a dict; a list where the variable is one."""

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, cast
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any, Literal, cast
 
 from ramet.runtime.program.limits import Limits
-from ramet.runtime.protocol import BackendError, BadInputError, ProgramError, RametError
+from ramet.runtime.protocol import (
+    BackendError,
+    BadInputError,
+    MissingValueError,
+    ProgramError,
+    RametError,
+)
 
 from . import streaming
 from .branch import Binding, Branch, Gathered, Given, Made
+from .conditions import Matches, case_texts, check_match, value_text
 from .expressions import Expression, checked
 from .forks import Forks
 from .recording import Recording, missing
@@ -20,6 +27,10 @@ from .symbols import reference
 
 MOST_STREAMS = Limits().streams
 """Branches that one program may have."""
+MOST_TURNS = Limits().turns
+"""Turns that one loop may have."""
+Arm = Callable[["State"], Any] | Expression | str
+"""What a case or a loop does: a function of the state, or what is to be appended."""
 
 
 class State:
@@ -90,6 +101,47 @@ class State:
         """An assistant message: ``s.assistant(…)``, or ``with s.assistant():``."""
         return self._role("assistant", expr)
 
+    def switch(
+        self,
+        value: Any,
+        cases: Mapping[Any, Arm],
+        default: Arm | None = None,
+        *,
+        match: Literal["strip", "exact", "contains"] = "strip",
+    ) -> None:
+        """Go on as the first case says whose text ``value`` matches, else as ``default`` does: call
+        it with this state, or append it. Blanks at both ends count only with ``match="exact"``;
+        with "contains" the text may stand anywhere in the value. What an arm binds stays bound.
+
+        Compiled, ``value`` may be one that is not known yet, and every arm is recorded."""
+        check_match(match)
+        arms = {text: self._arm(arm) for text, arm in case_texts(cases).items()}
+        other = self._arm(default) if default is not None else lambda: None
+        self._recording.switch(self._branch, value_text(value), arms, other, match)
+
+    def repeat(
+        self,
+        body: Arm,
+        times: int,
+        *,
+        until: Callable[[State], Matches | bool] | None = None,
+        count: str | None = None,
+    ) -> None:
+        """Call ``body`` with this state (or append it) up to ``times`` times: until, after one of
+        them, ``until(s)`` is true. ``count`` names a variable that holds the turn's number, from
+        "1", and afterwards how many there were.
+
+        Compiled, the body is recorded once, ``until`` must be made with `matches`, and a variable
+        that was there before means in the body what it does as each turn begins."""
+        if isinstance(times, bool) or not isinstance(times, int) or not 1 <= times <= MOST_TURNS:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise BadInputError(
+                f"times must be a number from 1 to {MOST_TURNS}, not {times!r}",
+                param="times",
+                where=here() or None,
+            )
+        over = None if until is None else lambda: until(self)
+        self._recording.repeat(self._branch, self._arm(body), times, over, count)
+
     # --- reading ----------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> Any:
@@ -104,7 +156,10 @@ class State:
         binding = self._branch.names.get(cast("str", name))
         if binding is None:
             return False
-        self._recording.read(self._branch, cast("str", name), binding)
+        try:
+            self._recording.read(self._branch, cast("str", name), binding)
+        except MissingValueError:  # of an arm that was not taken
+            return False
         return True
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -152,6 +207,13 @@ class State:
             except RametError as error:
                 return error
         return run.failure or run.errors(self._branch)
+
+    def history(self, name: str) -> list[Any]:
+        """All values that the variable has had on this branch, in order, once all so far has run:
+        one a turn, say, of the loop that binds it."""
+        self.sync()
+        run = self._run("history()")
+        return run.store.history(self._branch.stream, name, run.blocks)
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> Any:
         """What is known about the variable's generation: a dict (a list where the value is one)."""
@@ -205,6 +267,22 @@ class State:
         return State(recording, self._branch)
 
     # --- how --------------------------------------------------------------------------------------
+
+    def _arm(self, arm: Arm) -> Callable[[], None]:
+        """What a case or a body does with this state."""
+        if not callable(arm):
+            expression = checked(arm)
+            return lambda: self._recording.append(self._branch, expression)
+
+        def call() -> None:
+            made: object = arm(self)
+            if isinstance(made, Expression):
+                raise BadInputError(
+                    f"an arm or a body returned {made!r}; it must append it: s += ...",
+                    where=here() or None,
+                )
+
+        return call
 
     def _join(self, states: list[State], mode: Any) -> None:
         if mode not in ("gather_variable", "concate_and_append"):

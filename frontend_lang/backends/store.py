@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Container, Sequence
+from typing import Any, TypeVar
 
 from ramet.runtime.program.events import (
+    Entered,
     Event,
     Failed,
     Synced,
@@ -32,6 +33,7 @@ class EventStore:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.values: dict[tuple[int, str | None], Value] = {}
+        self.by_name: dict[tuple[int, str], list[Value]] = {}
         self.synced: dict[int, Synced] = {}
         self.deltas: list[TextDelta] = []
         self.by_stream: dict[int, list[TextDelta]] = {}
@@ -85,6 +87,8 @@ class EventStore:
             self.by_stream.setdefault(event.stream, []).append(event)
         elif isinstance(event, Value):
             self.values[event.op, event.name] = event
+            if event.name is not None:
+                self.by_name.setdefault((event.stream, event.name), []).append(event)
         elif isinstance(event, Synced):
             self.synced[event.op] = event
         elif isinstance(event, Failed):
@@ -92,6 +96,8 @@ class EventStore:
             self.failures.append(event)
         elif isinstance(event, Warned):
             self.warnings.append(event)
+        elif isinstance(event, Entered):
+            return  # nobody here asks for it
         else:
             self.fatal = self.fatal or event.error
             self.done = True
@@ -151,6 +157,13 @@ class EventStore:
         if value is None:
             self.check(lineage)
         return value
+
+    def history(self, stream: int, name: str, but: Container[int]) -> list[Any]:
+        """The values that a name of a stream has had so far, without those of instructions ``but``,
+        which only report one again."""
+        with self.changed:
+            found = self.by_name.get((stream, name), ())
+            return [value.value for value in found if value.op not in but]
 
     def reply(self, op: int, lineage: Lineage) -> Synced | None:
         """The answer to a `Sync`; as `value`."""

@@ -2,47 +2,58 @@
 
 from __future__ import annotations
 
+from .blocks import MOST_READS, is_read
 from .executor import Context, LooksAhead
-from .instructions import Fork, Gen, Instruction, Select, Warm
-from .intake import Taken
+from .instructions import Fork, Repeat
 from .stream import Stream
-
-
-def _reads(instruction: Instruction) -> bool:
-    """Whether an instruction has its stream's text read by the model."""
-    return isinstance(instruction, Gen | Select | Warm)
+from .taken import Taken
 
 
 def may_read(stream: Stream) -> bool:
     """Whether this stream, or one that it will fork, may have its text read again. Of one that is
     not closed that cannot be known."""
     return stream.open or any(
-        _reads(taken.instruction) or isinstance(taken.instruction, Fork) for taken in stream.queue
+        taken.to_come or isinstance(taken.instruction, Fork) for taken in stream.queue
     )
 
 
+def _most(taken: Taken) -> int:
+    """How often the model is asked for an instruction that begins, at most: of a block, what it
+    has not entered yet."""
+    block, instruction = taken.block, taken.instruction
+    if block is None:
+        return int(is_read(instruction))
+    if isinstance(instruction, Repeat):
+        return min((instruction.times - block.turns) * block.reads, MOST_READS)
+    return block.reads if block.turns == 0 else 0
+
+
 class Ahead:
-    """Counts the generations and selections that were taken in and have not begun."""
+    """Counts the generations and selections that were taken in and have not begun. Of what is
+    not decided yet it counts the most there can be: a switch as its longest arm, a repeat as all
+    turns that it has left."""
 
     def __init__(self) -> None:
-        self.remaining = 0
+        self._remaining = 0
+
+    @property
+    def remaining(self) -> int:
+        return min(self._remaining, MOST_READS)
 
     def add(self, taken: Taken) -> None:
-        if _reads(taken.instruction):
-            taken.to_come = True
-            self.remaining += 1
+        taken.to_come = _most(taken)
+        self._remaining += taken.to_come
 
     def drop(self, taken: Taken) -> None:
         """It begins, or never will."""
-        if taken.to_come:
-            taken.to_come = False
-            self.remaining -= 1
+        self._remaining -= taken.to_come
+        taken.to_come = 0
 
     def tell(self, stream: Stream, taken: Taken) -> None:
         """An instruction begins: tell the stream's context what will come after it."""
         self.drop(taken)
         context = stream.context
-        if _reads(taken.instruction) and isinstance(context, LooksAhead):
+        if is_read(taken.instruction) and isinstance(context, LooksAhead):
             context.expect(self.remaining, may_read(stream))
 
 

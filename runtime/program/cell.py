@@ -6,27 +6,33 @@ import asyncio
 from typing import Any
 
 from ..protocol.errors import ErrorInfo
+from ..protocol.meta import MetaInfo
 
 
 class Cell:
     """Set or failed exactly once; later calls are ignored, so that a failure cannot be undone.
 
     ``gathered`` marks a list that a `Join` made, which a later `Join` of the same name replaces.
+    The value ``None`` says that a block might have bound the name and has not. ``meta`` is what
+    was reported with the value.
     """
 
-    __slots__ = ("_waiters", "error", "gathered", "name", "ready", "value")
+    __slots__ = ("_waiters", "error", "gathered", "meta", "name", "ready", "value")
 
     def __init__(self, name: str = "", gathered: bool = False) -> None:
         self.name = name
         self.gathered = gathered
         self.ready = False
         self.value: str | list[Any] | None = None
+        self.meta: MetaInfo | list[MetaInfo] | None = None
         self.error: ErrorInfo | None = None
         self._waiters: list[asyncio.Future[None]] = []
 
-    def set(self, value: str | list[Any] | None) -> None:
+    def set(
+        self, value: str | list[Any] | None, meta: MetaInfo | list[MetaInfo] | None = None
+    ) -> None:
         if not self.ready:
-            self.value = value
+            self.value, self.meta = value, meta
             self._wake()
 
     def fail(self, error: ErrorInfo) -> None:

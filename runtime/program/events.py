@@ -27,13 +27,25 @@ class Value(msgspec.Struct, frozen=True, tag="value", omit_defaults=True):
     """An instruction's value: the text (a list for n > 1, or for a joined variable), and its meta.
 
     A list holds texts, ``None`` for a child that has no such variable, or lists again where a child
-    has one (n > 1, or joined itself)."""
+    has one (n > 1, or joined itself). Only a `Switch` or `Repeat` reports ``None`` by itself: of a
+    name that it might have bound and has not."""
 
     stream: int
     op: int
     name: str | None = None
     value: str | list[Any] | None = None
     meta: MetaInfo | list[MetaInfo] | None = None
+
+
+class Entered(msgspec.Struct, frozen=True, tag="entered", omit_defaults=True):
+    """A `Switch` takes an arm: that of ``case``, or ``None``: the default. Or a `Repeat` begins its
+    ``turn``, from 1. What its instructions report until the next of these is of this arm or turn;
+    the streams that they fork have the same numbers in each."""
+
+    stream: int
+    op: int
+    case: str | None = None
+    turn: int = 0
 
 
 class Synced(msgspec.Struct, frozen=True, tag="synced", omit_defaults=True):
@@ -66,4 +78,4 @@ class Done(msgspec.Struct, frozen=True, tag="done", omit_defaults=True):
     error: ErrorInfo | None = None
 
 
-Event = TextDelta | Value | Synced | Failed | Warned | Done
+Event = TextDelta | Value | Entered | Synced | Failed | Warned | Done

@@ -6,7 +6,9 @@ different streams at the same time. Every instruction that yields a value has an
 unique in its program, under which the value is reported.
 
 Names in a `Ref` are resolved when the instruction is *taken in*, to the latest binding of that name
-before it in the program, so that a loop which binds ``x`` again and again reads as Python does."""
+before it in the program, so that a loop which binds ``x`` again and again reads as Python does.
+Those of a *block* (an arm of a `Switch`, the body of a `Repeat`) are taken in each time it is
+entered."""
 
 from __future__ import annotations
 
@@ -20,6 +22,8 @@ ChoicesMethod = Literal[
     "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"
 ]
 JoinMode = Literal["gather_variable", "concate_and_append"]
+Match = Literal["strip", "exact", "contains"]
+"""When a value matches a text: equal but for blanks at their ends, equal, or holding it."""
 
 
 class Ref(msgspec.Struct, frozen=True, tag="ref"):
@@ -126,6 +130,38 @@ class End(_Instruction, frozen=True, kw_only=True, tag="end"):
     """Nothing follows on this stream; its resources may go."""
 
 
+class Condition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Whether a value matches one of some texts."""
+
+    value: Parts
+    texts: tuple[str, ...]
+    match: Match = "strip"
+
+
+class Switch(_Instruction, frozen=True, kw_only=True, tag="switch"):
+    """Run the instructions of the first case whose text the value matches, else ``default``.
+
+    A block's instructions are of the block's own stream, or of streams forked inside; those end
+    with it, at the latest. A role or a variable scope that begins in it ends in it. What it binds
+    on its own stream stays bound; ``op`` reports the names that any arm binds when it is left,
+    with value ``None`` for those that have none."""
+
+    value: Parts
+    cases: dict[str, tuple[Instruction, ...]] = {}
+    default: tuple[Instruction, ...] = ()
+    match: Match = "strip"
+
+
+class Repeat(_Instruction, frozen=True, kw_only=True, tag="repeat"):
+    """Run ``body``, a block as those of `Switch`, up to ``times`` times: until, after a turn,
+    ``until`` holds. ``count`` is bound to the turn's number, from 1, as each begins."""
+
+    body: tuple[Instruction, ...]
+    times: int
+    until: Condition | None = None
+    count: str | None = None
+
+
 Instruction = (
     Text
     | Gen
@@ -140,6 +176,8 @@ Instruction = (
     | Sync
     | Warm
     | End
+    | Switch
+    | Repeat
 )
 
 

@@ -17,10 +17,11 @@ from .instructions import (
     Instruction,
     Join,
 )
-from .intake import Intake, Taken
+from .intake import Intake
 from .limits import Limits
 from .steps import Emit, Steps
 from .stream import Stream
+from .taken import Taken
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class Interpreter:
         self._program = program
         self._limits = limits
         self._cache_salt = cache_salt
-        self._intake = Intake(args, limits)
+        self._intake = Intake.of(args, limits)
         self._streams: dict[int, Stream] = {ROOT: Stream(ROOT)}
         self._tasks: set[asyncio.Task[None]] = set()
         self._started = False
@@ -61,6 +62,8 @@ class Interpreter:
         self._steps = Steps(
             self._streams,
             self._start,
+            self._enter,
+            self._intake,
             emit,
             sampling=sampling,
             stream=stream,
@@ -121,19 +124,44 @@ class Interpreter:
     def _put(self, taken: Taken) -> None:
         instruction = taken.instruction
         stream = self._streams[instruction.stream]
-        children = instruction.children if isinstance(instruction, Fork) else ()
-        for number in children:
-            self._streams[number] = Stream(number)
+        self._expect(taken)
         if stream.error is not None:
             self._skip(taken, stream.error)
             return
         self._steps.ahead.add(taken)
+        self._steps.keeps_meta |= taken.block is not None
         stream.put(taken)
         if isinstance(instruction, Join):
             for number in instruction.children:
                 self._streams[number].close()
         elif isinstance(instruction, End):
             stream.close()
+
+    def _expect(self, taken: Taken) -> None:
+        """Make the streams that it forks."""
+        if isinstance(taken.instruction, Fork):
+            for number in taken.instruction.children:
+                self._streams[number] = Stream(number)
+
+    def _enter(self, stream: Stream, taken_block: Taken, arm: Sequence[Instruction]) -> None:
+        """Have a stream run an arm or a turn of a block, and then the block's instruction again.
+        Raises `ProgramError` for too much."""
+        block = taken_block.block
+        assert block is not None
+        ahead: list[Taken] = []
+        for taken in self._intake.enter(taken_block, arm):
+            if taken.instruction.stream == stream.number:
+                self._expect(taken)
+                self._steps.ahead.add(taken)
+                ahead.append(taken)
+            else:
+                self._put(taken)
+        forked = [self._streams[number] for number in block.streams]
+        for child in forked:
+            child.close()
+        block.ends = tuple(child.finished for child in forked)
+        self._steps.ahead.add(taken_block)
+        stream.put_first([*ahead, taken_block])
 
     def _start(self, stream: Stream) -> None:
         self._started = stream.started = True

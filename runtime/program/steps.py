@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..protocol.errors import BadInputError, ErrorInfo, ProgramError
+from ..protocol.errors import BadInputError, ErrorInfo, MissingValueError, ProgramError, RametError
 from ..protocol.meta import MetaInfo
 from ..protocol.sampling import sampling_from
 from .ahead import Ahead, rest
+from .blocks import case_of, holds
 from .cell import Cell
 from .constraint import check_constraint
-from .events import Event, Synced, TextDelta, Value, Warned
+from .events import Entered, Event, Synced, TextDelta, Value, Warned
 from .executor import Context
 from .instructions import (
     Bind,
     End,
     Fork,
     Gen,
+    Instruction,
     Join,
+    Repeat,
     RoleBegin,
     RoleEnd,
     ScopeBegin,
     ScopeEnd,
     Select,
+    Switch,
     Sync,
     Text,
     Warm,
 )
-from .intake import Resolved, Taken
+from .intake import Intake
 from .stream import Stream
+from .taken import Block, Resolved, Taken
 
 Emit = Callable[[list[Event]], None]
+Enter = Callable[[Stream, Taken, Sequence[Instruction]], None]
+"""Has a stream run an arm or a turn of a block, and then the block's instruction again."""
 
 
 class Steps:
@@ -41,6 +50,8 @@ class Steps:
         self,
         streams: Mapping[int, Stream],
         start: Callable[[Stream], None],
+        enter: Enter,
+        intake: Intake,
         emit: Emit,
         *,
         sampling: Mapping[str, Any],
@@ -50,9 +61,13 @@ class Steps:
         self.ahead = Ahead()
         self._streams = streams
         self._start = start
+        self._enter = enter
+        self._intake = intake
         self._emit = emit
         self._sampling = sampling
         self._stream = stream
+        self.keeps_meta = False
+        """Whether a block may report what was reported before."""
         self._text_bytes = 0
         self._max_text_bytes = text_bytes
         self._handlers: dict[type, Callable[[Stream, Any, Taken], Awaitable[None]]] = {
@@ -69,6 +84,8 @@ class Steps:
             Sync: self._sync,
             Warm: self._warm,
             End: self._end,
+            Switch: self._switch,
+            Repeat: self._repeat,
         }
 
     async def run(self, stream: Stream, taken: Taken) -> None:
@@ -90,6 +107,11 @@ class Steps:
         for part in parts:
             if isinstance(part, Cell):
                 value = await part.get()
+                if value is None:
+                    raise MissingValueError(
+                        f"no switch or repeat that could have bound {part.name!r} did",
+                        param=part.name,
+                    )
                 if not isinstance(value, str):
                     raise ProgramError(
                         f"variable {part.name!r} holds a list; a reference needs one text"
@@ -221,6 +243,51 @@ class Steps:
     async def _end(self, stream: Stream, _: End, __: Taken) -> None:
         """Taking this in closed the stream; its context goes when the queue is empty."""
 
+    # --- blocks ---
+
+    async def _switch(self, stream: Stream, instruction: Switch, taken: Taken) -> None:
+        block = taken.block
+        assert block is not None
+        if block.turns:
+            await self._leave(stream, taken)
+            return
+        case = case_of(instruction, await self._texts(taken.parts))
+        arm = instruction.default if case is None else instruction.cases[case]
+        self._emit([Entered(stream.number, instruction.op, case)])
+        self._enter(stream, taken, arm)
+
+    async def _repeat(self, stream: Stream, instruction: Repeat, taken: Taken) -> None:
+        block, until = taken.block, instruction.until
+        assert block is not None
+        over = block.turns == instruction.times
+        if block.turns:
+            await _all_ended(block)
+            await asyncio.sleep(0)  # a loop that waits for nothing holds up nobody
+            over = over or (
+                until is not None and holds(until, await self._texts(self._intake.until(taken)))
+            )
+        if over:
+            await self._leave(stream, taken)
+            return
+        turn = block.turns + 1
+        self._emit([Entered(stream.number, instruction.op, turn=turn)])
+        if instruction.count is not None:
+            self._emit([Value(stream.number, -1, instruction.count, str(turn))])
+        self._enter(stream, taken, instruction.body)
+
+    async def _leave(self, stream: Stream, taken: Taken) -> None:
+        block = taken.block
+        assert block is not None
+        await _all_ended(block)
+        events: list[Event] = []
+        for name, left in block.left.items():
+            cell = block.scope.names.get(name)
+            value = None if cell is None else await cell.get()
+            left.set(value, None if cell is None else cell.meta)
+            events.append(Value(stream.number, taken.instruction.op, name, value, left.meta))
+        if events:
+            self._emit(events)
+
     def _bound(
         self,
         stream: Stream,
@@ -229,7 +296,7 @@ class Steps:
         meta: MetaInfo | list[MetaInfo] | None = None,
     ) -> None:
         assert taken.cell is not None
-        taken.cell.set(value)
+        taken.cell.set(value, meta if self.keeps_meta else None)
         instruction = taken.instruction
         name = taken.cell.name or None
         self._emit([Value(stream.number, instruction.op, name, value, meta)])
@@ -238,3 +305,10 @@ class Steps:
 def _context(stream: Stream) -> Context:
     assert stream.context is not None
     return stream.context
+
+
+async def _all_ended(block: Block) -> None:
+    """Wait for what an arm has forked. That one has failed is told where it is joined."""
+    for end in block.ends:
+        with contextlib.suppress(RametError):
+            await end.get()

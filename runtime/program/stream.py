@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 
 from ..protocol.errors import ErrorInfo, ProgramError
 from .cell import Cell
 from .executor import Context
-from .intake import Taken
+from .taken import Taken
 
 
 class Stream:
@@ -54,6 +55,10 @@ class Stream:
     def put(self, taken: Taken) -> None:
         self.queue.append(taken)
         self._rouse()
+
+    def put_first(self, taken: Sequence[Taken]) -> None:
+        """Before all that is there. For what the stream itself does as it runs."""
+        self.queue.extendleft(reversed(taken))
 
     def close(self) -> None:
         """Nothing more will be put in."""
