@@ -26,8 +26,12 @@ def follow_parent() -> None:
     """Make this process die with the one that launched it, however that one dies. Call it before
     anything heavy is imported. Without a launcher it does nothing."""
     parent = int(os.environ.get(PARENT_VARIABLE, "0"))
-    if not parent:
-        return
+    if parent:
+        follow(parent)
+
+
+def follow(parent: int) -> None:
+    """Make this process die with its parent, given by its id."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     else:

@@ -1,53 +1,106 @@
-"""A process that tries specs: ``python -m ramet.runtime.grammar.worker --memory BYTES``.
+"""A process that forks one for each spec to try: ``python -m ramet.runtime.grammar.worker --memory
+BYTES``, with a socket as its standard input.
 
-It may be killed at any moment and may run out of memory; nothing else is harmed by that.
+It holds what takes long to make, a vocabulary in each library's form, so that a try begins within
+milliseconds and may be killed, or run out of memory, with nothing lost. It runs nobody's specs
+itself. It ends when the other end of its socket is closed, and the tries end with it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import os
 import resource
+import signal
+import socket
 import sys
 
-from ..child import follow_parent
+from ..child import follow
 
 NICE = 5
 """Where cores are few, the engine goes first."""
 
 
 def main() -> int:
-    follow_parent()
     parser = argparse.ArgumentParser(prog="ramet-grammar-worker")
     parser.add_argument("--memory", type=int, required=True, help="most bytes of address space")
     memory = parser.parse_args().memory
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(NICE)
-    replies = os.dup(1)
-    os.dup2(2, 1)  # what a library prints is no reply
-    return _serve(sys.stdin.fileno(), replies)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the tries
+    with socket.socket(fileno=os.dup(sys.stdin.fileno())) as control:
+        return _serve(control, memory)
 
 
-def _serve(jobs: int, replies: int) -> int:
-    from .frames import Hello, Job, Reply, WorkerDied, read_frame, write_frame
+def _serve(control: socket.socket, memory: int) -> int:
+    from .frames import Hello, Reply, WorkerDied, read_frame, write_frame
+    from .routing import BACKENDS
     from .vocabulary import Vocabulary
 
     try:
-        hello = read_frame(jobs, Hello, limit=1 << 30)
+        hello = read_frame(control.fileno(), Hello, limit=1 << 30)
         vocabulary = Vocabulary(hello.tokens, size=hello.size, eos_ids=hello.eos_ids)
-        write_frame(replies, Reply())
-        trier = _Trier(vocabulary)
-        while True:
-            write_frame(replies, trier.reply(read_frame(jobs, Job, limit=1 << 30)))
-    except WorkerDied:  # the compiler is gone
+        write_frame(control.fileno(), Reply())
+    except WorkerDied:
         return 0
+    trier = _Trier(vocabulary)
+    while True:
+        wanted, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not wanted:  # the compiler is gone
+            return 0
+        trier.prepare(BACKENDS[wanted[0]])
+        with socket.socket(fileno=descriptors[0]) as line:
+            server = os.getpid()
+            if os.fork() == 0:
+                try:
+                    control.close()
+                    follow(server)
+                    _try_one(line, trier, memory)
+                finally:
+                    os._exit(0)
+
+
+def _try_one(line: socket.socket, trier: _Trier, memory: int) -> None:
+    """Say who we are, hear what to try, say what came of it."""
+    from .frames import Born, Job, WorkerDied, read_frame, write_frame
+    from .priority import go_last
+
+    with contextlib.suppress(WorkerDied):
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        write_frame(line.fileno(), Born(os.getpid()))
+        job = read_frame(line.fileno(), Job, limit=1 << 30)
+        if job.last:
+            go_last(0)
+        write_frame(line.fileno(), trier.reply(job))
 
 
 class _Trier:
     def __init__(self, vocabulary) -> None:  # type: ignore[no-untyped-def]
         self._vocabulary = vocabulary
         self._backends = {}
+
+    def prepare(self, name: str) -> None:
+        """Load a library and give it the vocabulary, by specs that do no harm. What goes wrong goes
+        wrong again for who asks, and is said there."""
+        if name in self._backends:
+            return
+        from .checks import check_spec
+        from .routing import ROUTES, make_backend
+        from .spec import Spec
+
+        self._backends[name] = None
+        with contextlib.suppress(Exception):
+            self._backends[name] = backend = make_backend(name)
+            harmless = Spec("regex", "a"), Spec("choice", '["a"]'), Spec("json_schema", "true")
+            for spec in harmless:
+                if name in ROUTES[spec.kind]:
+                    with contextlib.suppress(Exception):
+                        check_spec(spec)
+                        backend.try_in_worker(spec, self._vocabulary)
+        gc.collect()
+        gc.freeze()  # or every try would copy the pages that its collections write to
 
     def reply(self, job):  # type: ignore[no-untyped-def]
         """Check the spec, then try it. Whatever goes wrong is said, never raised."""
@@ -60,9 +113,7 @@ class _Trier:
         spec = job.spec()
         try:
             check_spec(spec)
-            backend = self._backends.get(job.backend)
-            if backend is None:
-                backend = self._backends[job.backend] = make_backend(job.backend)
+            backend = self._backends.get(job.backend) or make_backend(job.backend)
             reason = backend.supports(spec)
             if reason is not None:
                 return Reply(refused=reason)
