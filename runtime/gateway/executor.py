@@ -21,8 +21,7 @@ from .tokenizer import Tokenizer
 class EngineExecutor:
     """Opens contexts over one engine and one model's tokenizer and chat template.
 
-    ``draws`` gives seeds to generations that come without one; ``secret`` keys namespaces, so that
-    with the same one they are the same.
+    ``draws`` gives seeds to generations that come without one.
     """
 
     def __init__(
@@ -31,13 +30,12 @@ class EngineExecutor:
         tokenizer: Tokenizer,
         context_length: int,
         draws: random.Random | None = None,
-        secret: bytes | None = None,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self.context_length = context_length
         self._draws = draws or random.Random()
-        self._secret = secret or os.urandom(32)
+        self._secret = os.urandom(32)
         self._healer: Healer | None = None
 
     def open(self, program: int, cache_salt: str | None = None) -> EngineContext:

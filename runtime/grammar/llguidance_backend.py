@@ -123,13 +123,12 @@ def _tokenizer_of(vocabulary: Vocabulary) -> LLTokenizer:
 
 
 def _resident() -> int:
-    """Bytes of this process's own that are in memory; 0 where the system does not say."""
+    """Bytes of this process that are in memory; 0 where the system does not say."""
     try:
-        _, pages, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError):
         return 0
-    # Pages of files come anew after a fork, whatever was computed.
-    return (pages - shared) * os.sysconf("SC_PAGE_SIZE")
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _limits() -> LLParserLimits:
