@@ -15,7 +15,7 @@ from .cache import GrammarCache
 from .frames import Reply, WorkerDied
 from .matcher import Grammar
 from .pending import Flight, Pending
-from .process import WorkerProcess
+from .process import Workers
 from .routing import make_backend, route
 from .spec import Spec
 from .vocabulary import Vocabulary
@@ -24,16 +24,17 @@ log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 60.0
 _FIRST_SHARE = 0.3
+_LEAST_SECONDS = 2.0
 _WAIT_DEADLINES = 3.0
 _CLOSED = "the compiler of grammars was closed"
 
 
 class Compiler:
-    """Thread-safe. Each of up to ``workers`` threads drives one worker process, started when there
-    is work for it; both end when idle for a minute, but for one.
+    """Thread-safe. Up to ``workers`` specs are tried at once, each in a process of its own.
 
-    ``deadline``: seconds a spec may take once begun; its process is then killed. ``memory_limit``:
-    bytes of address space of a worker. ``cache_bytes``: bound of the grammars that are remembered.
+    ``deadline``: seconds after which a spec that was asked for fails; its process is then killed.
+    ``memory_limit``: bytes of address space of a worker. ``cache_bytes``: bound of the grammars
+    that are remembered.
     """
 
     def __init__(
@@ -56,7 +57,8 @@ class Compiler:
         self._flights: dict[str, Flight] = {}
         self._queue: deque[Flight] = deque()
         self._changed = threading.Condition()
-        self._threads: dict[threading.Thread, WorkerProcess] = {}
+        self._threads: set[threading.Thread] = set()
+        self._workers = Workers(vocabulary, memory_limit)
         self._idle = 0
         self._closed = False
         self._backends: dict[str, Backend] = {}
@@ -104,10 +106,9 @@ class Compiler:
             if self._closed:
                 return
             self._closed = True
-            threads = dict(self._threads)
+            threads = list(self._threads)
             self._changed.notify_all()
-        for process in threads.values():
-            process.stop()
+        self._workers.close()
         for thread in threads:
             thread.join(timeout=5.0)
         with self._changed:
@@ -122,20 +123,18 @@ class Compiler:
     def _wake_worker(self) -> None:
         self._changed.notify()
         if self._idle < len(self._queue) and len(self._threads) < self._max_threads:
-            process = WorkerProcess(self.vocabulary, self._memory_limit)
-            thread = threading.Thread(target=self._work, args=(process,), daemon=True)
+            thread = threading.Thread(target=self._work, daemon=True)
             thread.name = f"ramet-grammar-{len(self._threads)}"
-            self._threads[thread] = process
+            self._threads.add(thread)
             thread.start()
 
-    def _work(self, process: WorkerProcess) -> None:
+    def _work(self) -> None:
         try:
             while (flight := self._next()) is not None:
-                self._fly(flight, process)
+                self._fly(flight)
         finally:
             with self._changed:
-                self._threads.pop(threading.current_thread(), None)
-            process.kill()
+                self._threads.discard(threading.current_thread())
 
     def _next(self) -> Flight | None:
         """The next that anyone waits for; None when this thread is not needed."""
@@ -150,18 +149,18 @@ class Compiler:
                 self._idle += 1
                 called = self._changed.wait(IDLE_SECONDS)
                 self._idle -= 1
-                if not called and not self._queue and len(self._threads) > 1:
+                if not called and not self._queue:
                     return None
             return None
 
-    def _fly(self, flight: Flight, process: WorkerProcess) -> None:
+    def _fly(self, flight: Flight) -> None:
         grammar = None
         error: RametError | None = None
         for_good = True
         try:
             if time.monotonic() - flight.submitted > _WAIT_DEADLINES * flight.seconds:
                 raise BackendError("too many grammars wait to be compiled; try again later")
-            grammar = self._compile(flight, process)
+            grammar = self._compile(flight)
         except _LateError as late:
             error, for_good = late, False
         except RametError as known:
@@ -186,19 +185,22 @@ class Compiler:
 
     # --- one compilation --------------------------------------------------------------------------
 
-    def _compile(self, flight: Flight, process: WorkerProcess) -> Grammar:
+    def _compile(self, flight: Flight) -> Grammar:
         """Along the route: a backend that refuses, or takes too long, makes way for the next;
         an error of the spec itself ends it."""
-        left = flight.seconds
-        refusals: list[str] = []
-        spec = flight.spec
+        spec, refusals = flight.spec, []
+        # The time runs from when it was asked for. One that waited for long still gets a moment:
+        # most need no more.
+        least = time.monotonic() + min(_LEAST_SECONDS, flight.seconds)
+        until = max(flight.submitted + flight.seconds, least)
         names = route(spec.kind, self._pinned, prefixed=bool(spec.prefix))
         for i, name in enumerate(names):
             last = i + 1 == len(names)
-            share = left if last else left * _FIRST_SHARE
-            begun = time.monotonic()
+            now = time.monotonic()
             try:
-                reply = self._ask(process, name, spec, share)
+                reply = self._ask(
+                    name, flight, until if last else now + (until - now) * _FIRST_SHARE
+                )
                 if reply.error is not None:
                     raise reply.error.exception()
                 if reply.refused is None:
@@ -209,24 +211,24 @@ class Compiler:
             except _LateError:
                 if last:
                     raise
-            left -= time.monotonic() - begun
         raise GrammarError(f"no backend takes this {spec.kind} ({'; '.join(refusals)})")
 
-    def _ask(self, process: WorkerProcess, name: str, spec: Spec, seconds: float) -> Reply:
+    def _ask(self, name: str, flight: Flight, until: float) -> Reply:
         if self._closed:
             raise AbortedError(_CLOSED)
         try:
-            return process.ask(name, spec, seconds)
+            return self._workers.ask(name, flight.spec, until)
         except TimeoutError:
             raise _LateError(
-                f"the {spec.kind} is too complex: compiling it took over {seconds:.3g} s"
+                f"the {flight.spec.kind} is too complex: it was not compiled within "
+                f"{flight.seconds:.3g} s"
             ) from None
         except WorkerDied:
             if self._closed:
                 raise AbortedError(_CLOSED) from None
-            megabytes = self._memory_limit >> 20
             raise _LateError(
-                f"the {spec.kind} is too complex: compiling it takes over {megabytes} MiB"
+                f"the {flight.spec.kind} is too complex: compiling it takes over "
+                f"{self._memory_limit >> 20} MiB"
             ) from None
 
     def _backend(self, name: str) -> Backend:

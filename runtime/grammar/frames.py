@@ -1,4 +1,4 @@
-"""What a compiler and its worker processes say to each other: msgpack in frames, over pipes."""
+"""What a compiler and its worker processes say to each other: msgpack in frames, over sockets."""
 
 from __future__ import annotations
 
@@ -21,21 +21,28 @@ class WorkerDied(Exception):  # noqa: N818
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """The vocabulary; first thing a worker is told. It answers with an empty `Reply`."""
+    """The vocabulary; first thing a server of workers is told. It answers with an empty `Reply`."""
 
     tokens: list[bytes]
     size: int
     eos_ids: tuple[int, ...]
 
 
+class Born(msgspec.Struct, frozen=True):
+    """First word of a process that will try a spec."""
+
+    pid: int
+
+
 class Job(msgspec.Struct, frozen=True):
-    """A spec to try with one backend."""
+    """A spec to try with one backend. ``last``: only while nobody else wants to compute."""
 
     backend: str
     kind: Kind
     text: str
     whitespace: Whitespace
     prefix: str = ""
+    last: bool = False
 
     def spec(self) -> Spec:
         """The spec it is about."""
@@ -50,7 +57,7 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
     error: ErrorInfo | None = None
 
 
-T = TypeVar("T", Hello, Job, Reply)
+T = TypeVar("T", Hello, Born, Job, Reply)
 
 
 def write_frame(fd: int, message: Any) -> None:

@@ -123,12 +123,13 @@ def _tokenizer_of(vocabulary: Vocabulary) -> LLTokenizer:
 
 
 def _resident() -> int:
-    """Bytes of this process that are in memory; 0 where the system does not say."""
+    """Bytes of this process's own that are in memory; 0 where the system does not say."""
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        _, pages, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
     except (OSError, ValueError):
         return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    # Pages of files come anew after a fork, whatever was computed.
+    return (pages - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _limits() -> LLParserLimits:

@@ -1,93 +1,190 @@
-"""One worker process as its compiler sees it: asked one thing at a time, killed when late."""
+"""Processes that try specs, as their compiler sees them: one for each try, killed when late."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 
-from ..child import PARENT_VARIABLE
 from ..protocol.errors import BackendError
-from .frames import Hello, Job, Reply, WorkerDied, read_frame, write_frame
+from .frames import Born, Hello, Job, Reply, WorkerDied, read_frame, write_frame
+from .priority import computed, go_last
+from .routing import BACKENDS
 from .spec import Spec
 from .vocabulary import Vocabulary
 
 START_SECONDS = 60.0
+PATIENCE_SECONDS, FAIR_SHARE = 0.3, 0.25
+"""A try goes last at first, so that nobody is held up. If it was let compute for less than that
+share of that time, others want all that the machine has, and it would never end: then it begins
+again with its turns among them, ..."""
+TURN_SECONDS = 1.0
+"""... for so long."""
 _STARTS = 2
 _REPLY_BYTES = 1 << 30
 _QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
 
 
-class WorkerProcess:
-    """Starts with its first question. The thread that makes it must outlive it: where the kernel
-    ends children with their parent, it means the thread."""
+class Workers:
+    """A server process, started by the first question, that forks one for each try. Thread-safe."""
 
     def __init__(self, vocabulary: Vocabulary, memory_limit: int) -> None:
         self._vocabulary = vocabulary
         self._memory_limit = memory_limit
-        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._server: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._closed = False
+        self._tries: set[int] = set()
 
-    def ask(self, backend: str, spec: Spec, seconds: float) -> Reply:
-        """Try a spec. Raises `TimeoutError`, or `WorkerDied` where it needs too much memory; both
-        leave no process behind. `BackendError` if none can be started."""
-        if self._process is not None and self._process.poll() is not None:
-            self.kill()  # it died between two questions
-        process = self._process or self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            job = Job(backend, spec.kind, spec.text, spec.whitespace, spec.prefix)
-            write_frame(process.stdin.fileno(), job)
-            until = time.monotonic() + seconds
-            return read_frame(process.stdout.fileno(), Reply, limit=_REPLY_BYTES, until=until)
-        except (TimeoutError, WorkerDied):
-            self.kill()
-            raise
+    def pids(self) -> list[int]:
+        """The tries that go on; first the server, where it runs."""
+        server = self._server
+        return [*([] if server is None else [server.pid]), *self._tries]
 
-    def stop(self) -> None:
-        """From any thread: the process dies, and who waits for its answer gets `WorkerDied`."""
-        process = self._process
-        if process is not None:
-            process.kill()
+    def ask(self, backend: str, spec: Spec, until: float) -> Reply:
+        """Try a spec until that time. Raises `TimeoutError`, or `WorkerDied` where it needs too
+        much memory; both leave no process behind. `BackendError` if none can be started."""
+        with self._begin(backend, spec, last=True) as first:
+            first.wait(min(time.monotonic() + PATIENCE_SECONDS, until))
+            if first.answers or not first.starves:
+                return first.reply(until)
+        with self._begin(backend, spec, last=False) as again:
+            again.wait(min(time.monotonic() + TURN_SECONDS, until))
+            if not again.answers:
+                go_last(again.pid)
+            return again.reply(until)
 
-    def kill(self) -> None:
-        """By the thread that asks: the process is gone; the next question starts another."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
+    def close(self) -> None:
+        """From any thread: all processes die; who waits for an answer gets `WorkerDied`."""
+        self._closed = True
+        server = self._server
+        if server is not None:
+            server.kill()  # before the lock, which who starts it holds
+        with self._lock:
+            self._kill()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    # --- processes --------------------------------------------------------------------------------
+
+    def _begin(self, backend: str, spec: Spec, *, last: bool) -> _Try:
+        job = Job(backend, spec.kind, spec.text, spec.whitespace, spec.prefix, last)
         for _ in range(_STARTS):
-            process = self._process = self._launch()
-            assert process.stdin is not None
-            assert process.stdout is not None
-            words = self._vocabulary
+            line = self._line(backend)
             try:
-                hello = Hello(words.tokens, words.size, words.eos_ids)
-                write_frame(process.stdin.fileno(), hello)
-                until = time.monotonic() + START_SECONDS
-                read_frame(process.stdout.fileno(), Reply, limit=_REPLY_BYTES, until=until)
-                return process
+                born = read_frame(
+                    line.fileno(), Born, limit=64, until=time.monotonic() + START_SECONDS
+                )
+                write_frame(line.fileno(), job)
+                return _Try(born.pid, line, self._tries)
             except (TimeoutError, WorkerDied):
-                self.kill()
+                line.close()  # the server died, or somebody killed this one: once more
         raise BackendError("a process that compiles grammars could not be started")
 
-    def _launch(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [
-                *(sys.executable, "-P", "-m", "ramet.runtime.grammar.worker"),
-                *("--memory", str(self._memory_limit)),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            env={**os.environ, **_QUIET, PARENT_VARIABLE: str(os.getpid())},
-            process_group=0,  # a terminal's Ctrl-C is not meant for it
-        )
+    def _line(self, backend: str) -> socket.socket:
+        """A connection to a process that is being forked."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                with self._lock:
+                    for _ in range(_STARTS):
+                        with contextlib.suppress(OSError):
+                            wanted = bytes((BACKENDS.index(backend),))
+                            socket.send_fds(self._connected(), [wanted], [theirs.fileno()])
+                            return ours
+                        self._kill()
+                raise BackendError("a process that compiles grammars could not be started")
+            except BaseException:
+                ours.close()
+                raise
+
+    def _connected(self) -> socket.socket:
+        """The connection to the server, which is started where there is none."""
+        if self._closed:
+            raise WorkerDied
+        if self._server is not None and self._server.poll() is not None:
+            self._kill()
+        if self._control is None:
+            self._start()
+        assert self._control is not None
+        return self._control
+
+    def _start(self) -> None:
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._server = subprocess.Popen(
+                [
+                    *(sys.executable, "-P", "-m", "ramet.runtime.grammar.worker"),
+                    *("--memory", str(self._memory_limit)),
+                ],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, **_QUIET},
+                process_group=0,  # a terminal's Ctrl-C is not meant for it
+            )
+        words = self._vocabulary
+        try:
+            hello = Hello(words.tokens, words.size, words.eos_ids)
+            write_frame(self._control.fileno(), hello)
+            until = time.monotonic() + START_SECONDS
+            read_frame(self._control.fileno(), Reply, limit=64, until=until)
+        except (TimeoutError, WorkerDied):
+            self._kill()
+            raise OSError("no answer") from None
+
+    def _kill(self) -> None:
+        """The server is gone, and with it all that it forked."""
+        server, self._server = self._server, None
+        control, self._control = self._control, None
+        if control is not None:
+            control.close()
+        if server is not None:
+            server.kill()
+            server.wait()
+
+
+class _Try:
+    """One process that tries one spec. Leaving it as a context ends it."""
+
+    def __init__(self, pid: int, line: socket.socket, among: set[int]) -> None:
+        self.pid = pid
+        self.answers = False
+        """Whether there is an answer, or will never be one."""
+        self._line = line
+        self._among = among
+        self._done = False
+        among.add(pid)
+
+    def __enter__(self) -> _Try:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._done:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        self._among.discard(self.pid)
+        self._line.close()
+
+    @property
+    def starves(self) -> bool:
+        """Whether it was hardly let compute for as long as one is patient."""
+        seconds = computed(self.pid)
+        return seconds is not None and seconds < FAIR_SHARE * PATIENCE_SECONDS
+
+    def wait(self, until: float) -> None:
+        """Until then, or an answer."""
+        poll = select.poll()  # select.select fails on descriptors above 1023
+        poll.register(self._line.fileno(), select.POLLIN)
+        self.answers = bool(poll.poll(max(until - time.monotonic(), 0.0) * 1000))
+
+    def reply(self, until: float) -> Reply:
+        """Raises `TimeoutError`, `WorkerDied`."""
+        reply = read_frame(self._line.fileno(), Reply, limit=_REPLY_BYTES, until=until)
+        self._done = True
+        return reply
