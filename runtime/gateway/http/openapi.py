@@ -48,12 +48,16 @@ def described(path: str, form: type[msgspec.Struct] | None) -> dict[str, Any]:
     return found
 
 
-def _inlined(schema: Any, components: dict[str, Any]) -> Any:
-    """A schema with the parts that it refers to put in their places."""
+def _inlined(schema: Any, components: dict[str, Any], within: frozenset[str] = frozenset()) -> Any:
+    """A schema with the parts that it refers to put in their places. ``within``: what this is a
+    part of; instructions hold instructions, and such a part is left open."""
     if isinstance(schema, list):
-        return [_inlined(item, components) for item in schema]
+        return [_inlined(item, components, within) for item in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:
-        return _inlined(components[schema["$ref"]], components)
-    return {name: _inlined(value, components) for name, value in schema.items()}
+        name = schema["$ref"]
+        if name in within:
+            return {"type": "object", "title": name}
+        return _inlined(components[name], components, within | {name})
+    return {name: _inlined(value, components, within) for name, value in schema.items()}
