@@ -18,9 +18,10 @@ from .fork_point import ForkPoint, Mark
 from .generation import Generation, Sample, all_of
 from .healing import TakenBack
 from .history import History, Item, Segment
-from .request import Handle, IntArray
+from .request import Handle, IntArray, joined
 from .scoring import score_choices
 from .template import TemplateSession
+from .trie_scoring import TrieScoring
 
 if TYPE_CHECKING:
     from .executor import EngineExecutor
@@ -185,10 +186,23 @@ class EngineContext:
         for point in self._points:
             self._marks += (*(await point.mark(prompt, self._executor.engine.new_handle)),)
 
-    async def share(self, prompt: IntArray, handle: Handle) -> None:
-        """Several requests that begin with ``prompt`` follow; the first keeps it in ``handle``."""
+    async def scoring(self, prompt: IntArray, keep: Handle | None) -> TrieScoring:
+        """What scores continuations of ``prompt``, which begins with all that is settled; it is
+        kept in ``keep``."""
         await self._look_ahead(prompt)
-        self._marks += ((handle.number, len(prompt)),)
+        marks, self._marks = self._marks, ()
+        return TrieScoring(
+            self._executor.engine,
+            prompt,
+            self._executor.room,
+            base=self._handle,
+            base_len=self._handle_len,
+            keep=keep,
+            namespace=self._namespace,
+            program=self._program,
+            remaining=self._remaining,
+            marks=marks,
+        )
 
     # --- cutting text into tokens ---
 
@@ -318,13 +332,21 @@ class EngineContext:
         keep = self._executor.engine.new_handle()
         try:
             scored = await score_choices(
-                self, self._executor.tokenizer, choices, method, boundary, keep
+                self,
+                self._executor.tokenizer,
+                choices,
+                method,
+                boundary,
+                keep,
+                self._executor.context_length,
             )
         except BaseException:
             keep.release()
             raise
         self._settle(scored.ids)
         self._keep(keep, scored.shared)
+        if not scored.shared:
+            self._keep(None, 0)  # nothing was there to be kept
         self._leave_points()
         if not self._reads:
             self.rest()
@@ -350,7 +372,3 @@ class EngineContext:
         segments = [(text, self._role is None)]
         return self._executor.tokenizer.encode_segments(segments)
 
-
-def joined(ids: IntArray, more: Sequence[int]) -> IntArray:
-    """``ids`` and then ``more``; neither is changed."""
-    return np.concatenate([ids, np.asarray(more, np.int32)]) if len(more) else ids

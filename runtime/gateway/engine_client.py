@@ -26,6 +26,7 @@ from ..protocol.messages import (
     Release,
     StepOut,
 )
+from ..protocol.trie import Trie
 from ..protocol.wire import Wire
 from .observer import Observer
 from .received import enter_step
@@ -129,6 +130,7 @@ class EngineClient:
         marks: tuple[tuple[int, int], ...] = (),
         streaming: bool = False,
         explain: bool = False,
+        trie: Trie | None = None,
     ) -> EngineRequest:
         """Send a request off. ``prompt`` is whole, also where it builds on ``base``.
 
@@ -149,6 +151,7 @@ class EngineClient:
             marks=marks,
             streaming=streaming,
             explain=explain,
+            trie=trie,
         )
         self._requests[request.rid] = request
         self._send(request.submit())

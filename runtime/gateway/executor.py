@@ -38,6 +38,12 @@ class EngineExecutor:
         self._secret = os.urandom(32)
         self._healer: Healer | None = None
 
+    @property
+    def room(self) -> int:
+        """Tokens that one request may have: what the context holds, and the engine's KV memory."""
+        slots = self.engine.info.get("num_slots")
+        return min(self.context_length, slots) if slots else self.context_length
+
     def open(self, program: int, cache_salt: str | None = None) -> EngineContext:
         return EngineContext(self, program, self.namespace(cache_salt))
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from ..protocol.errors import RametError
 from ..protocol.messages import EngineSampling, Finish, PromptLogprobs, Submit, TopLogprobs
+from ..protocol.trie import Trie
 from . import origin
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
+
+
+def joined(ids: IntArray, more: Sequence[int]) -> IntArray:
+    """``ids`` and then ``more``; neither is changed."""
+    return np.concatenate([ids, np.asarray(more, np.int32)]) if len(more) else ids
 
 
 class Handle:
@@ -44,7 +50,8 @@ class Handle:
 class EngineRequest:
     """Filled by the client's receiving side; one waiter awaits `news`.
 
-    ``streaming`` wakes the waiter at every step, otherwise only the end does.
+    ``streaming`` wakes the waiter at every step, otherwise only the end does. Of a request with a
+    ``trie``, ``prompt_logprobs`` are those of its nodes, counted by their parents.
     """
 
     __slots__ = (
@@ -73,6 +80,7 @@ class EngineRequest:
         "streaming",
         "tokens",
         "tops",
+        "trie",
     )
 
     def __init__(
@@ -90,6 +98,7 @@ class EngineRequest:
         marks: tuple[tuple[int, int], ...] = (),
         streaming: bool = False,
         explain: bool = False,
+        trie: Trie | None = None,
     ) -> None:
         self.rid = rid
         self.prompt = prompt
@@ -104,6 +113,7 @@ class EngineRequest:
         self.marks = marks
         self.streaming = streaming
         self.explain = explain
+        self.trie = trie
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.tops: list[TopLogprobs | None] = []
@@ -136,13 +146,16 @@ class EngineRequest:
             priority=self.origin.priority,
             cls=self.origin.cls,
             explain=self.explain,
+            trie=self.trie,
         )
 
     def add_prompt_logprobs(self, piece: PromptLogprobs) -> None:
         """Pieces go where they belong, so one that comes again does no harm."""
         if self.prompt_logprobs is None:
-            self.prompt_logprobs = np.full(len(self.prompt), np.nan, np.float32)
-        values = np.frombuffer(piece.values, np.float32)[: len(self.prompt) - piece.start]
+            size = len(self.prompt) if self.trie is None else len(self.trie.tokens) // 4
+            self.prompt_logprobs = np.full(size, np.nan, np.float32)
+        room = len(self.prompt_logprobs) - piece.start
+        values = np.frombuffer(piece.values, np.float32)[:room]
         self.prompt_logprobs[piece.start : piece.start + len(values)] = values
         for offset, top in enumerate(piece.top):
             self.prompt_tops[piece.start + offset] = top

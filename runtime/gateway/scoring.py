@@ -1,25 +1,32 @@
-"""`select`: where a choice's tokens begin, what the engine says of them, and which one wins."""
+"""`select`: where choices' tokens begin, what the engine says of them, and which one wins.
+
+What all choices begin with (at least the prompt's settled tokens) is the prefix; what follows is a
+trie, which the engine scores at once.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ..program.choices import choose
+from ..program.choices import Decision, choose
 from ..program.instructions import ChoicesMethod
-from ..protocol.errors import BadInputError
+from ..protocol.errors import BadInputError, ContextLengthError
 from ..protocol.meta import ChoiceScore, LogprobEntry, MetaInfo
-from ..protocol.sampling import SamplingParams
 from .generation import all_of
 from .logprobs import token_text
-from .request import Handle, IntArray
+from .request import FloatArray, Handle, IntArray, joined
+from .token_trie import TokenTrie, trie_of
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from .context import EngineContext
+
+_NONE = np.empty(0, np.int32)
 
 
 @dataclass(slots=True)
@@ -34,17 +41,13 @@ class Scored:
 
 
 @dataclass(slots=True)
-class Candidate:
-    """One choice cut into tokens: ``ids`` is the whole sequence, scored from ``start`` on, and
-    ``count`` of the scored tokens hold a byte of the choice."""
+class Cut:
+    """Choices as tokens: each is ``prefix`` and then its row, which is what is scored; ``counts``
+    of a row's tokens hold a byte of the choice."""
 
-    ids: IntArray
-    start: int
-    count: int
-
-    @property
-    def scored(self) -> list[int]:
-        return self.ids[self.start :].tolist()
+    prefix: IntArray
+    rows: list[list[int]]
+    counts: list[int]
 
 
 async def score_choices(
@@ -54,9 +57,10 @@ async def score_choices(
     method: ChoicesMethod,
     boundary: Literal["exact", "plain"],
     keep: Handle,
+    room: int,
 ) -> Scored:
-    """Score every choice as a continuation of the context. Equal ones are scored once. What they
-    have in common is kept in ``keep``.
+    """Score every choice as a continuation of the context, in a context of ``room`` tokens. Equal
+    ones are scored once. What they have in common is kept in ``keep``.
 
     Raises `BadInputError` for no choices or an empty one, `ContextLengthError` for a long one.
     """
@@ -65,75 +69,59 @@ async def score_choices(
     for number, choice in enumerate(choices):
         if not choice:
             raise BadInputError(f"choice {number} of select is empty", param="choices")
-    if boundary == "exact":
-        candidates = await _exact(context, tokenizer, choices)
-    else:
-        candidates = await _plain(context, choices)
-    shared = candidates[0].start
-    await context.share(candidates[0].ids[:shared], keep)
-    scores, cached = await _score(context, candidates)
-    alone = None
+    cut = await (_exact if boundary == "exact" else _plain)(context, tokenizer, choices)
+    for number, row in enumerate(cut.rows):
+        if len(cut.prefix) + len(row) > room:
+            raise ContextLengthError(
+                f"choice {number} ends after {len(cut.prefix) + len(row)} tokens;"
+                f" the context holds {room}",
+                param="choices",
+            )
+    trie = trie_of(cut.rows)
+    scorings = [await context.scoring(cut.prefix, keep if len(cut.prefix) else None)]
     if method == "unconditional_likelihood_normalized":
-        alone = await _unconditional(context, candidates)
+        scorings.append(await context.bare().scoring(_NONE, None))
+    scores = await all_of([scoring.run(trie) for scoring in scorings])
+    given, *alone = [_by_choice(trie, found.values) for found in scores]
     decision = choose(
         method,
-        [[value or 0.0 for value in row] for row in scores],
-        alone,
-        [candidate.count for candidate in candidates],
+        [[value or 0.0 for value in row] for row in given],
+        alone[0] if alone else None,
+        cut.counts,
     )
-    normalized_alone = decision.normalized_unconditional
-    rows = [
-        ChoiceScore(
-            text=choice,
-            input_token_logprobs=_entries(tokenizer, candidate, scores[i]),
-            normalized_prompt_logprobs=decision.normalized[i],
-            unconditional_token_logprobs=_entries(tokenizer, candidate, alone[i])
-            if alone is not None
-            else None,
-            normalized_unconditional_prompt_logprobs=normalized_alone[i]
-            if normalized_alone is not None
-            else None,
-        )
-        for i, (choice, candidate) in enumerate(zip(choices, candidates, strict=True))
-    ]
-    winner = candidates[decision.index]
     meta = MetaInfo(
-        prompt_tokens=winner.start,
-        cached_tokens=cached,
-        choices=rows,
+        prompt_tokens=len(cut.prefix),
+        cached_tokens=scores[0].cached,
+        choices=[
+            _choice_score(tokenizer, cut, decision, i, choice, scores_of)
+            for i, (choice, *scores_of) in enumerate(zip(choices, given, *alone, strict=True))
+        ],
         greedy_logprob_matrix=decision.greedy_matrix,
     )
-    return Scored(decision.index, winner.ids, shared, meta)
+    winner = np.asarray(cut.rows[decision.index], np.int32)
+    ids = np.concatenate([cut.prefix, winner])
+    return Scored(decision.index, ids, len(cut.prefix), meta)
 
 
-async def _exact(
-    context: EngineContext, tokenizer: Tokenizer, choices: Sequence[str]
-) -> list[Candidate]:
+async def _exact(context: EngineContext, tokenizer: Tokenizer, choices: Sequence[str]) -> Cut:
     """Prompt and choice tokenized together; scored from where the tokens of all part, which may
     be before the choice begins when it changes how the prompt's end is cut."""
-    settled = context.settled()
     bare, *tokens = await context.tokens_with(["", *choices])
     shared = _common_prefix([bare, *tokens])
-    return [
-        Candidate(
-            np.concatenate([settled, np.asarray(ids, np.int32)]),
-            len(settled) + shared,
-            _holding(tokenizer, ids[shared:], len(choice.encode("utf-8", "replace"))),
-        )
-        for choice, ids in zip(choices, tokens, strict=True)
+    rows = [ids[shared:] for ids in tokens]
+    counts = [
+        _holding(tokenizer, row, len(choice.encode("utf-8", "replace")))
+        for choice, row in zip(choices, rows, strict=True)
     ]
+    return Cut(joined(context.settled(), bare[:shared]), rows, counts)
 
 
-async def _plain(context: EngineContext, choices: Sequence[str]) -> list[Candidate]:
+async def _plain(context: EngineContext, tokenizer: Tokenizer, choices: Sequence[str]) -> Cut:
     """Prompt and choice tokenized apart."""
+    del tokenizer
     (bare,) = await context.tokens_with([""])
-    prompt = np.concatenate([context.settled(), np.asarray(bare, np.int32)])
-    candidates: list[Candidate] = []
-    for choice in choices:
-        ids = context.encode_alone(choice)
-        whole = np.concatenate([prompt, np.asarray(ids, np.int32)])
-        candidates.append(Candidate(whole, len(prompt), len(ids)))
-    return candidates
+    rows = [context.encode_alone(choice) for choice in choices]
+    return Cut(joined(context.settled(), bare), rows, [len(row) for row in rows])
 
 
 def _common_prefix(rows: Sequence[Sequence[int]]) -> int:
@@ -159,62 +147,35 @@ def token_text_bytes(tokenizer: Tokenizer, token: int) -> bytes:
     return data or token_text(tokenizer, token).encode()
 
 
-async def _score(
-    context: EngineContext, candidates: Sequence[Candidate]
-) -> tuple[list[list[float | None]], int]:
-    """Log-probs of each candidate's scored tokens, and the most that any found cached."""
-    jobs: dict[bytes, int] = {}
-    requests: list[Candidate] = []
-    for candidate in candidates:
-        key = candidate.ids.tobytes()
-        if key not in jobs:
-            jobs[key] = len(requests)
-            requests.append(candidate)
-    results = await all_of([_score_one(context, candidate) for candidate in requests])
-    rows = [results[jobs[candidate.ids.tobytes()]][0] for candidate in candidates]
-    _same_for_same(candidates, rows)
-    return rows, max(cached for _, cached in results)
+def _by_choice(trie: TokenTrie, values: FloatArray) -> list[list[float | None]]:
+    """Log-probs of each choice's tokens; ``None`` for a first one that has nothing before it."""
+    known = [None if math.isnan(value) else value for value in values.tolist()]
+    return [[known[node] for node in path] for path in trie.paths]
 
 
-def _same_for_same(candidates: Sequence[Candidate], rows: list[list[float | None]]) -> None:
-    """One log-prob for one token after one prefix. Two requests may differ in the last bits, which
-    would decide between choices that begin alike."""
-    known: dict[bytes, float | None] = {}
-    for candidate, row in zip(candidates, rows, strict=True):
-        for offset, value in enumerate(row):
-            prefix = candidate.ids[: candidate.start + offset + 1].tobytes()
-            row[offset] = known.setdefault(prefix, value)
-
-
-async def _score_one(
-    context: EngineContext, candidate: Candidate
-) -> tuple[list[float | None], int]:
-    params = SamplingParams(
-        max_new_tokens=0,
-        temperature=0.0,
-        seed=0,
-        return_logprob=True,
-        logprob_start_len=candidate.start,
+def _choice_score(
+    tokenizer: Tokenizer,
+    cut: Cut,
+    decision: Decision,
+    number: int,
+    choice: str,
+    scores: Sequence[Sequence[float | None]],
+) -> ChoiceScore:
+    """``scores``: after the prompt, and alone where that was asked for."""
+    given, *alone = [_entries(tokenizer, cut.rows[number], values) for values in scores]
+    normalized_alone = decision.normalized_unconditional
+    return ChoiceScore(
+        text=choice,
+        input_token_logprobs=given,
+        normalized_prompt_logprobs=decision.normalized[number],
+        unconditional_token_logprobs=alone[0] if alone else None,
+        normalized_unconditional_prompt_logprobs=None
+        if normalized_alone is None
+        else normalized_alone[number],
     )
-    sample = await context.generation(candidate.ids, params).run()
-    entries = sample.meta.input_token_logprobs or []
-    return [entry[0] for entry in entries], sample.meta.cached_tokens
-
-
-async def _unconditional(
-    context: EngineContext, candidates: Sequence[Candidate]
-) -> list[list[float | None]]:
-    """Log-probs of the scored tokens by themselves; the first has none, which counts as 0."""
-    alone = [Candidate(c.ids[c.start :], 0, c.count) for c in candidates]
-    fresh = context.bare()
-    rows, _ = await _score(fresh, alone)
-    return rows
 
 
 def _entries(
-    tokenizer: Tokenizer, candidate: Candidate, values: Sequence[float | None]
+    tokenizer: Tokenizer, row: Sequence[int], values: Sequence[float | None]
 ) -> list[LogprobEntry]:
-    return [
-        (value, token, token_text(tokenizer, token))
-        for value, token in zip(values, candidate.scored)
-    ]
+    return [(value, token, token_text(tokenizer, token)) for value, token in zip(values, row)]

@@ -9,8 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..context import joined
-from ..request import IntArray
+from ..request import IntArray, joined
 from .answers import json_answer, while_connected
 from .errors import bad
 from .prompts import ids_of_prompt

@@ -45,6 +45,7 @@ from ramet.runtime.protocol.messages import (
     TopLogprobs,
     Welcome,
 )
+from ramet.runtime.protocol.trie import Trie
 from ramet.runtime.protocol.wire import Wire
 
 CHATML = (
@@ -106,6 +107,8 @@ class FakeEngine:
         self.aborted: list[int] = []
         self.finished: list[Finish] = []
         self.outputs: dict[int, list[int]] = {}
+        self.tries: dict[int, list[list[int]]] = {}
+        """Of requests that had some: the sequences that end with each of their nodes."""
         self.handles: dict[int, list[int]] = {}
         self.credits = 0
         self.running: dict[int, dict[str, Any]] = {}
@@ -208,6 +211,8 @@ class FakeEngine:
             submit: Submit = request["submit"]
             sampling = submit.sampling
             made: list[int] = request["tokens"]
+            if submit.trie is not None:
+                prompts.append(self._trie_logprobs(rid, made, submit.trie))
             if sampling.logprob_start >= 0 and len(made) == request["prompt"]:
                 prompts.append(self._prompt_logprobs(rid, made, sampling.logprob_start))
             end: dict[str, Any] | None = None if sampling.max_new_tokens else {"reason": "length"}
@@ -260,6 +265,21 @@ class FakeEngine:
             if hit is not None and count > sampling.min_new_tokens:
                 return {"reason": "stop", "matched": hit[0], "text_bytes": hit[1]}
         return {"reason": "length"} if count >= sampling.max_new_tokens else None
+
+    def _trie_logprobs(self, rid: int, prompt: list[int], trie: Trie) -> PromptLogprobs:
+        tokens = np.frombuffer(trie.tokens, np.int32).tolist()
+        parents = np.frombuffer(trie.parents, np.int32).tolist()
+        paths: list[list[int]] = []
+        for token, parent in zip(tokens, parents, strict=True):
+            assert -1 <= parent < len(paths)
+            paths.append([*(paths[parent] if parent >= 0 else prompt), token])
+        self.tries[rid] = paths
+        order = sorted(range(len(tokens)), key=lambda node: parents[node])
+        scored = [paths[node] for node in order if len(paths[node]) > 1]
+        noise = rid * 1e-7  # as a batch of another shape gives
+        values = [logprob(path[:-1], path[-1]) + noise for path in scored]
+        start = len(tokens) - len(values)
+        return PromptLogprobs(rid=rid, start=start, values=np.asarray(values, np.float32).tobytes())
 
     def _prompt_logprobs(self, rid: int, tokens: list[int], start: int) -> PromptLogprobs:
         first = max(start, 1)

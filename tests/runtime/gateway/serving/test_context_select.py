@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from ramet.runtime.protocol import BadInputError, ContextLengthError, SamplingParams
 
@@ -41,7 +43,7 @@ async def test_a_token_across_the_boundary_is_scored_but_not_counted(world, near
     assert [entry[1] for entry in apart.input_token_logprobs] == [*encode("ab"), *encode("x")]
     assert near(merged.normalized_prompt_logprobs, _total(merged))
     assert near(apart.normalized_prompt_logprobs, _total(apart))
-    assert all(s.sampling.logprob_start == 1 for s in world.engine.submits)
+    assert world.engine.prompts == [encode("p")]
 
 
 async def test_plain_tokenizes_prompt_and_choice_apart(world):
@@ -50,7 +52,7 @@ async def test_plain_tokenizes_prompt_and_choice_apart(world):
     context.append("pab")
     result = await select(context, ["cd", "x"], boundary="plain")
     assert [entry[1] for entry in result.meta.choices[0].input_token_logprobs] == encode("cd")
-    assert world.engine.prompts[0] == [*encode("pab"), *encode("cd")]
+    assert world.engine.prompts == [encode("pab")]
 
 
 async def test_scoring_never_goes_back_over_generated_tokens(world):
@@ -61,7 +63,7 @@ async def test_scoring_never_goes_back_over_generated_tokens(world):
     result = await select(context, ["cd", "x"])
     encode = world.tokenizer.encode
     assert [entry[1] for entry in result.meta.choices[0].input_token_logprobs] == encode("cd")
-    assert world.engine.prompts[1][:3] == [112, 97, 98]
+    assert world.engine.prompts[1] == [112, 97, 98]
 
 
 async def test_the_winners_tokens_are_settled(world):
@@ -79,7 +81,7 @@ async def test_equal_choices_are_scored_once_and_the_first_wins(world):
     context = await world.context()
     context.append("p")
     result = await select(context, ["x", "x", "x"])
-    assert len(world.engine.prompts) == 1
+    assert [len(paths) for paths in world.engine.tries.values()] == [1]
     assert result.index == 0
     assert len(result.meta.choices) == 3
 
@@ -93,6 +95,73 @@ async def test_greedy_goes_token_by_token(world, scored):
     first = [scored(prompt, world.tokenizer.encode(c)[0]) for c in choices]
     assert result.index == first.index(max(first))
     assert [len(row) for row in result.meta.greedy_logprob_matrix] == [2, 2, 2]
+
+
+async def test_all_choices_go_in_one_request_that_has_what_they_share_once(world):
+    context = await world.context()
+    context.append("p")
+    await select(context, ["xy", "xyz", "xw", "x", "vx"])
+    assert len(world.engine.submits) == 1
+    (paths,) = world.engine.tries.values()
+    want = ["pv", "pvx", "px", "pxw", "pxy", "pxyz"]
+    assert paths == [world.tokenizer.encode(text) for text in want]
+
+
+async def test_more_than_one_request_may_hold_go_in_several(world, scored, near):
+    """What the context leaves for the choices is less than all need at once."""
+    context = await world.context()
+    prompt = "p" * 480
+    context.append(prompt)
+    letters = "efghijkm"
+    choices = [f"q{one}{other}{one * 6}" for one in letters for other in letters]
+    result = await select(context, choices, "greedy_token_selection")
+    assert len(world.engine.submits) > 8
+    assert sum(s.keep is not None for s in world.engine.submits) == 1
+    before = world.tokenizer.encode(prompt)
+    for choice, score in zip(choices, result.meta.choices, strict=True):
+        tokens = world.tokenizer.encode(choice)
+        for place, (value, token, _) in enumerate(score.input_token_logprobs):
+            assert token == tokens[place]
+            assert near(value, scored([*before, *tokens[:place]], token))
+    firsts = {score.input_token_logprobs[0][0] for score in result.meta.choices}
+    assert len(firsts) == 1
+
+
+async def test_what_is_kept_is_the_prompt(world):
+    context = await world.context()
+    context.append("pq")
+    await select(context, ["x", "y"])
+    context.append("r")
+    await context.gen(SamplingParams(seed=1, max_new_tokens=1), None, None)
+    assert world.engine.submits[1].base == world.engine.submits[0].keep
+    assert world.engine.submits[1].base_len == 2
+    context.close()
+    await world.settle(lambda: not world.engine.handles)
+
+
+async def test_at_the_very_start_the_first_token_has_no_log_prob(world, scored, near):
+    context = await world.context()
+    result = await select(context, ["xy", "z"])
+    first, second = result.meta.choices
+    assert first.input_token_logprobs[0][0] is None
+    assert near(first.input_token_logprobs[1][0], scored([120], 121))
+    assert [value for value, _, _ in second.input_token_logprobs] == [None]
+    assert world.engine.prompts == [[]]
+    await select(context, ["z"])
+    assert world.engine.submits[1].base is None, "nothing was kept of an empty prompt"
+
+
+async def test_a_select_that_is_cancelled_aborts_its_requests(world):
+    world.engine.idle = True
+    context = await world.context()
+    context.append("p")
+    task = asyncio.create_task(select(context, ["x", "y"]))
+    await world.settle(lambda: bool(world.engine.running))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await world.settle(lambda: not world.engine.running)
+    context.close()
 
 
 async def test_choices_that_begin_alike_are_not_told_apart_by_rounding(world):
@@ -120,7 +189,10 @@ async def test_unconditional_scores_the_tokens_alone_as_well(world, scored, near
     expected = (given[0] + given[1] - scored([x], y)) / 2
     assert near(first.normalized_unconditional_prompt_logprobs, expected)
     assert near(second.normalized_unconditional_prompt_logprobs, scored(prompt, z))
-    assert world.engine.prompts[2:] == [[x, y], [z]]
+    assert world.engine.prompts == [prompt, []]
+    after, alone = world.engine.tries.values()
+    assert after == [[*prompt, *path] for path in alone]
+    assert alone == [[x], [x, y], [z]]
 
 
 @pytest.mark.parametrize("choices", [[], ["a", ""]])
