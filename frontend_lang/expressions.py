@@ -67,7 +67,7 @@ class GenExpression(Expression):
 class SelectExpression(Expression):
     """A choice between texts by their log-probs."""
 
-    __slots__ = ("boundary", "choices", "method", "name")
+    __slots__ = ("boundary", "choices", "explain", "method", "name")
 
     def __init__(
         self,
@@ -75,12 +75,14 @@ class SelectExpression(Expression):
         choices: tuple[str, ...],
         method: ChoicesMethod,
         boundary: Literal["exact", "plain"],
+        explain: bool | None = None,
     ) -> None:
         super().__init__()
         self.name = name
         self.choices = choices
         self.method: ChoicesMethod = method
         self.boundary: Literal["exact", "plain"] = boundary
+        self.explain = explain
 
     def __repr__(self) -> str:
         return f"select({self.name!r}, {list(self.choices)!r})"
@@ -151,6 +153,7 @@ def gen(
     whitespace: Literal["compact", "flexible"] | None = None,
     jump_forward: bool | None = None,
     heal: bool | None = None,
+    explain: bool | None = None,
 ) -> Expression:
     """Generate text, append it and bind it to ``name``.
 
@@ -169,6 +172,9 @@ def gen(
     ``heal=True``: the last tokens of the literal before this may be cut otherwise, together with
     what is generated: after "http:" the token "://" can come.
 
+    ``explain=True``: ``s.get_meta_info(name)["explain"]`` says where the prompt left what was
+    cached; given to a run, for all its generations and selections.
+
     Raises `BadInputError` naming the parameter and the line, `GrammarError` for a bad constraint.
     """
     del return_text_in_logprobs
@@ -181,7 +187,7 @@ def gen(
                 where=here() or None,
             )
         method = token_length_normalized if choices_method is None else choices_method
-        return select(name, choices, choices_method=method)
+        return select(name, choices, choices_method=method, explain=explain)
     if choices is None and (constrained or choices_method is not None):
         what = "constrained=True" if constrained else "choices_method"
         raise BadInputError(f"{what} needs choices", param="choices", where=here() or None)
@@ -217,6 +223,7 @@ def gen(
         "constraint": constraint,
         "jump_forward": jump_forward,
         "heal": heal,
+        "explain": explain,
     }
     sampling = {key: value for key, value in given.items() if value is not None}
     check_sampling(sampling)
@@ -241,8 +248,11 @@ def select(
     temperature: float = 0.0,
     choices_method: ChoicesMethod = token_length_normalized,
     boundary: Literal["exact", "plain"] = "exact",
+    explain: bool | None = None,
 ) -> Expression:
     """Score ``choices`` as continuations of the text so far, append the best, bind it to ``name``.
+
+    ``explain=True``: as for `gen`, of the text before the choices and what the first one adds.
 
     Raises `BadInputError` (a ValueError) for no choices, a temperature, or an unknown method.
     """
@@ -266,7 +276,9 @@ def select(
             param="boundary",
             where=here() or None,
         )
-    return SelectExpression(name, texts, choices_method, boundary)
+    if explain is not None:
+        check_sampling({"explain": explain})
+    return SelectExpression(name, texts, choices_method, boundary, explain)
 
 
 def check_sampling(sampling: dict[str, Any]) -> None:

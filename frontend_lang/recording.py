@@ -250,6 +250,7 @@ class Recording:
                     choices=tuple(self.parts(choice, line) for choice in value.choices),
                     method=value.method,
                     boundary=value.boundary,
+                    explain=value.explain,
                 )
             )
             branch.names[value.name] = Made(op, branch, value.name, None, True)

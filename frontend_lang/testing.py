@@ -182,6 +182,9 @@ class _ScriptedContext:
         ]
         return SelectResult(index, MetaInfo(choices=scores))
 
+    def explain_next(self) -> None:
+        """A script has no cache."""
+
     async def warm(self) -> None:
         self._script.calls.append(Call("warm", None, self._text))
 

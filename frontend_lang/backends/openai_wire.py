@@ -38,6 +38,11 @@ def request_fields(sampling: SamplingParams, chat: bool) -> dict[str, Any]:
         raise BadInputError(
             "heal needs a runtime: a server of OpenAI's protocol takes back no tokens", param="heal"
         )
+    if sampling.explain:
+        raise BadInputError(
+            "explain needs a runtime: a server of OpenAI's protocol does not say what it caches",
+            param="explain",
+        )
     fields: dict[str, Any] = {"temperature": sampling.temperature}
     for ours, theirs in [*((name, name) for name in _SAME), *_EXTENSIONS.items()]:
         value = getattr(sampling, ours)

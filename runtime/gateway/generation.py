@@ -90,7 +90,7 @@ class Generation:
             remaining=self.remaining,
             marks=self.marks,
             streaming=on_piece is not None,
-            explain=self.explain,
+            explain=self.explain or self.params.explain,
         )
         if self.stopper is not None:
             self.stopper.watch(request)

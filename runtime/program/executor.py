@@ -100,6 +100,16 @@ class LooksAhead(Protocol):
         ...
 
 
+@runtime_checkable
+class Explains(Protocol):
+    """A context that can say where a prompt left what was cached. (`Context.gen` is told by its
+    sampling parameters.)"""
+
+    def explain_next(self) -> None:
+        """The meta info of the selection that comes next is to say it."""
+        ...
+
+
 class Executor(Protocol):
     """Makes contexts. One executor serves many programs at a time."""
 

@@ -69,6 +69,9 @@ class Select(_Instruction, frozen=True, kw_only=True, tag="select"):
     choices: tuple[Parts, ...] = ()
     method: ChoicesMethod = "token_length_normalized"
     boundary: Literal["exact", "plain"] = "exact"
+    explain: bool | None = None
+    """Whether the meta info is to say where the prompt left what was cached; ``None``: what the
+    program's sampling says."""
 
 
 class RoleBegin(_Instruction, frozen=True, kw_only=True, tag="role_begin"):

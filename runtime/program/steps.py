@@ -15,7 +15,7 @@ from .blocks import case_of, holds
 from .cell import Cell
 from .constraint import check_constraint
 from .events import Entered, Event, Synced, TextDelta, Value, Warned
-from .executor import Context
+from .executor import Context, Explains
 from .instructions import (
     Bind,
     End,
@@ -186,6 +186,11 @@ class Steps:
             raise BadInputError("select needs at least one choice", param="choices")
         choices = [await self._texts(parts) for parts in taken.choices]
         context = _context(stream)
+        if self._sampling.get("explain") if instruction.explain is None else instruction.explain:
+            if not isinstance(context, Explains):
+                raise BadInputError("explain: what runs this does not know its cache",
+                                    param="explain")  # fmt: skip
+            context.explain_next()
         result = await context.select(
             choices, instruction.method, instruction.boundary, instruction.name
         )

@@ -43,7 +43,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """All knobs of one generation, with SGLang's names. ``top_k`` -1 is off; ``temperature`` under
     1e-5 is greedy; ``max_new_tokens`` ``None`` means what the context leaves, 1,024 at most, and 0
     scores the prompt only. Log-probs are natural and of the raw logits. ``heal``: the last tokens
-    of the prompt's text may be cut otherwise, together with what follows them."""
+    of the prompt's text may be cut otherwise, together with what follows them. ``explain``: the
+    meta info says where the prompt left what was cached."""
 
     max_new_tokens: int | None = None
     min_new_tokens: int = 0
@@ -67,6 +68,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     constraint: Constraint | None = None
     jump_forward: bool = True
     heal: bool = False
+    explain: bool = False
 
     @property
     def greedy(self) -> bool:

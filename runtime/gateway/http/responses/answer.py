@@ -13,7 +13,7 @@ from ....protocol.meta import MetaInfo
 from ...tokenizer import Tokenizer
 from ..errors import HttpError
 from ..run import Run
-from ..shapes import chat_logprobs, matched_text, top_of
+from ..shapes import chat_logprobs, explained, matched_text, top_of
 from ..voice import Voice
 from .form import ResponseForm
 from .output import Output
@@ -127,6 +127,7 @@ class Answer:
             incomplete_details=cut,
             usage=self._usage(meta),
             completed_at=now,
+            **explained(meta),
         )
         self._over = True
         self._keep(body)

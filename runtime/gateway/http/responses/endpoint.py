@@ -41,7 +41,7 @@ async def create(state: HttpState, request: Request) -> Response:
     if state.responses.get(rid) is not None:
         raise bad(f"there is a response {cut(rid)!r} already", "request_id")
     samplings = [with_room(live, sampling | asked.sampling, len(asked.ids))]
-    run = Run(state, live, rid, [asked.ids], samplings, form.cache_salt)
+    run = Run(state, live, rid, [asked.ids], samplings, form.cache_salt, explain=form.explain)
 
     def keep(body: Body) -> None:
         if form.store is not False:

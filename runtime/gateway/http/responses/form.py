@@ -38,6 +38,7 @@ class ResponseForm(OpenAIForm, kw_only=True):
     context_management: list[dict[str, Any]] | None = None
     prompt: Any = None
     user: str | None = None
+    explain: bool | None = None
 
     def check(self) -> None:
         if self.max_output_tokens is not None:

@@ -39,9 +39,12 @@ class Client:
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory, tiny_settings: dict[str, Any]) -> Any:
+    template = tmp_path_factory.mktemp("template") / "chat.jinja"
+    template.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
     running = launch.start(
         {
             **tiny_settings,
+            "chat_template": str(template),
             "api_key": "one,two",
             "admin_key": ADMIN,
             "trust_request_chat_template": True,
@@ -114,6 +117,31 @@ def test_streams_chats_and_the_native_form_say_it_too(as_key):
     said = [c["choices"][0]["explain"] for c in chunks if "explain" in c["choices"][0]]
     assert [found["after"][:2] for found in said] == ["d"]
     assert said[0]["branches"] == 2
+
+
+def test_responses_say_it_and_keep_it(as_key):
+    one = as_key("one")
+
+    def respond(text: str, **more: Any) -> httpx.Response:
+        body = {"input": text, "max_output_tokens": 1, "explain": True, **more}
+        reply = one.http.post("/v1/responses", json=body)
+        assert reply.is_success, reply.text
+        return reply
+
+    respond("response: sun")
+    said = respond("response: moon").json()
+    assert said["explain"]["before"].endswith("<user>response: ")
+    assert (said["explain"]["after"], said["explain"]["neighbour"][0]) == ("moon", "s")
+    kept = one.http.get(f"/v1/responses/{said['id']}").json()
+    assert kept["explain"] == said["explain"]
+    text = respond("response: star", stream=True).text
+    events = [json.loads(e.split("data: ")[1]) for e in text.split("\n\n") if "data: {" in e]
+    told = [e for e in events if "explain" in e.get("response", ())]
+    assert [e["type"] for e in told] == [events[-1]["type"]]
+    assert told[0]["response"]["explain"]["after"] == "tar"
+    assert "explain" not in respond("response: no", explain=False).json()
+    wrong = one.http.post("/v1/responses", json={"input": "x", "explain": "yes"})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "explain")
 
 
 def test_no_key_and_no_salt_is_shown_anothers_text(as_key):
@@ -249,3 +277,62 @@ def test_programs_clients_ask_too(keyed, scheme):
         assert backend.explain("ab", "ac")["explanation"]["neighbour"] == "c"
         with pytest.raises(rt.BadInputError):
             backend.generate("x", explain="yes")
+
+
+@rt.function
+def described(s, what, explain=None):
+    s += f"described: {what}"
+    s += rt.gen("first", max_tokens=2, explain=explain)
+    s += " and "
+    s += rt.gen("second", max_tokens=2)
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "http"])
+def test_generations_of_programs_say_it(keyed, scheme):
+    urls = [keyed.url, *keyed.addresses]
+    url = next(url for url in urls if url.startswith(scheme))
+    with rt.RuntimeEndpoint(url, api_key="two") as backend:
+        described.run(f"{scheme} sun", backend=backend)
+        state = described.run(f"{scheme} moon", explain=True, backend=backend)
+        found = state.get_meta_info("first")["explain"]
+        assert (found["after"], found["neighbour"][0]) == ("moon", "s")
+        assert "explain" not in state.get_meta_info("second")
+        compiled = described.compile()
+        states = compiled.run_batch([{"what": f"{scheme} star"}], backend=backend)
+        assert "explain" not in states[0].get_meta_info("first")
+
+
+@rt.function
+def plain(s, what):
+    s += f"plain: {what}"
+    s += rt.gen("first", max_tokens=2)
+    s += " and "
+    s += rt.gen("second", max_tokens=2)
+
+
+def test_a_run_can_ask_for_all_its_generations(keyed):
+    with rt.RuntimeEndpoint(keyed.addresses[0], api_key="two") as backend:
+        plain.run("sun", backend=backend)
+        state = plain.run("moon", backend=backend, explain=True)
+        assert state.get_meta_info("first")["explain"]["after"] == "moon"
+        second = state.get_meta_info("second")["explain"]
+        # What this program generated is cached but for its last token, the text behind it is not.
+        assert second["reason"] == "ends"
+        assert second["after"].endswith(" and ")
+        reply = backend.generate(
+            "plain: st", sampling_params={"max_new_tokens": 1, "explain": True}
+        )
+        assert reply["meta_info"]["explain"]["after"] == "t"
+
+
+def test_explain_must_be_true_or_false():
+    with pytest.raises(rt.BadInputError, match="explain"):
+        rt.gen("x", explain="yes")
+    with pytest.raises(rt.BadInputError, match="explain"):
+        rt.select("x", ["a"], explain=1.5)
+
+
+def test_a_server_of_another_kind_does_not_know():
+    state = described.run("x", explain=True, backend=rt.OpenAI("m", base_url="http://localhost:1"))
+    with pytest.raises(rt.BadInputError, match="needs a runtime"):
+        state["first"]
