@@ -159,8 +159,9 @@ async def disturbance(report: Report, runtime: rt.Runtime, repeat: int) -> None:
         ratios.append(float(np.percentile(await gaps_of(runtime, 4), 99) / calm))
         ends += await asyncio.gather(*work)
     note = ", ".join(f"{ends.count(end)} {end}" for end in sorted(set(ends)))
-    report.row("p99 between tokens of free streams while ten compile", float(np.median(ratios)), "×",
-               bar="≤ 1.2", note=f"{min(ratios):.2f}–{max(ratios):.2f}; {note}")  # fmt: skip
+    note = f"{min(ratios):.2f}–{max(ratios):.2f}; {note}"
+    what = "p99 between tokens of free streams while ten compile"
+    report.row(what, float(np.median(ratios)), "×", bar="≤ 1.2", note=note)
     report.row("a catastrophic schema is refused after, at most", max(refused), "s", bar="≤ 12")
 
 
