@@ -13,7 +13,8 @@ from ramet.runtime.protocol import BadInputError, ProgramError
 from . import batch
 from .arguments import Given, Item, checked_sampling
 from .backends.base import Backend, Opening, default_backend
-from .branch import Made
+from .branch import Binding, Branch, Made
+from .branch import Given as SetHere
 from .forks import Forks
 from .run import Run
 from .state import State
@@ -47,6 +48,12 @@ class CompiledRun(Run):
         self.closed = True
         self._sent = True
         self.session.send(trace.program.instructions, True)
+
+    def read(self, branch: Branch, name: str | None, binding: Binding) -> Any:
+        if isinstance(binding, SetHere) and isinstance(binding.value, Symbol):
+            lineage = binding.branch.lineage(binding.op)
+            return self.wait(lambda: self.store.value(binding.op, name, lineage)).value
+        return super().read(branch, name, binding)
 
     def result(self) -> Any:
         return self._resolved(self.returned)

@@ -322,12 +322,12 @@ class Recording:
             self._saved[key] = f"{name}@{old.op}"
             parts = (Ref(branch.stream, name),)
             bind = Bind(stream=branch.stream, op=next(self.ops), name=self._saved[key], parts=parts)
-            self._emit_beside(old.op, bind)
+            self._emit_beside(branch, old.op, bind)
         return self._saved[key]
 
-    def _emit_beside(self, op: int, instruction: Instruction) -> None:
-        """Emit in the block that holds instruction ``op``."""
-        del op
+    def _emit_beside(self, branch: Branch, op: int, instruction: Instruction) -> None:
+        """Emit in the block that holds instruction ``op``, or else the beginning of the branch."""
+        del branch, op
         self.emit(instruction)
 
     def _check_open(self, branch: Branch, line: str) -> None:

@@ -60,8 +60,10 @@ class Tracing(Recording):
     def emit(self, instruction: Instruction) -> None:
         (self.frames[-1] if self.frames else self).instructions.append(instruction)
 
-    def _emit_beside(self, op: int, instruction: Instruction) -> None:
-        around = next((frame for frame in reversed(self.frames) if frame.start < op), self)
+    def _emit_beside(self, branch: Branch, op: int, instruction: Instruction) -> None:
+        around = next(
+            (f for f in reversed(self.frames) if f.start < op or branch in f.made), self
+        )
         around.instructions.append(instruction)
 
     def read(self, branch: Branch, name: str | None, binding: Binding) -> Any:
@@ -231,7 +233,7 @@ class Tracing(Recording):
         """Have names mean what they do as a turn begins."""
         branch = frame.branch
         for name, binding in frame.before.items():
-            if name is None:
+            if name is None or name == count:
                 continue
             if not has_text(binding):
                 frame.fixed.append(binding)
@@ -240,7 +242,10 @@ class Tracing(Recording):
             branch.names[name] = head(op, name, binding)
             self._heads[op] = binding
         if count is not None:
-            branch.names[count] = Made(next(self.ops), branch, count)
+            op = next(self.ops)
+            branch.names[count] = Made(op, branch, count)
+            if (before := frame.before.get(count)) is not None:
+                self._heads[op] = before
 
     def _leave(self, branch: Branch, start: int, frames: list[Frame]) -> int:
         """The op of a block's instruction; what it may have bound means that from now on."""
