@@ -128,6 +128,24 @@ class EngineConfig(ServerConfig, frozen=True, kw_only=True, omit_defaults=True):
         says("What leaves the cache first; program keeps what live programs read again."),
     ] = "lru"
     disable_radix_cache: Annotated[bool, says("Share nothing between requests.")] = False
+    host_cache_gb: Annotated[
+        float,
+        says("GiB of host memory for KV that left the device. 0: none.", ge=0.0, le=65536.0),
+    ] = 0.0
+    disk_cache_dir: (
+        Annotated[
+            str,
+            says(
+                "Folder for KV that left the device; what is there survives a restart. None: none.",
+                min_length=1,
+            ),
+        ]
+        | None
+    ) = None
+    disk_cache_gb: (
+        Annotated[float, says("GiB that disk_cache_dir may take. None: 32.", gt=0.0, le=1048576.0)]
+        | None
+    ) = None
     disable_overlap_schedule: Annotated[
         bool, says("Do not schedule the next step while one runs.")
     ] = False
@@ -213,6 +231,7 @@ class EngineConfig(ServerConfig, frozen=True, kw_only=True, omit_defaults=True):
         if config.api_key is not None and not config.api_keys:
             raise BadInputError("api_key holds no key", param="api_key")
         parse_classes(config.priority_classes)
+        _check_tiers(config)
         if config.ssl_keyfile is not None and config.ssl_certfile is None:
             raise BadInputError("ssl_keyfile needs ssl_certfile", param="ssl_keyfile")
         return config
@@ -250,6 +269,14 @@ class EngineConfig(ServerConfig, frozen=True, kw_only=True, omit_defaults=True):
     def model_name(self) -> str:
         """What clients are told that the model is called."""
         return self.served_model_name or self.model_path
+
+
+def _check_tiers(config: EngineConfig) -> None:
+    if config.disk_cache_gb is not None and config.disk_cache_dir is None:
+        raise BadInputError("disk_cache_gb needs disk_cache_dir", param="disk_cache_gb")
+    for name in ("host_cache_gb", "disk_cache_dir"):
+        if config.disable_radix_cache and getattr(config, name):
+            raise BadInputError(f"{name}: disable_radix_cache leaves nothing to keep", param=name)
 
 
 class Setting(NamedTuple):

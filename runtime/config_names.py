@@ -16,6 +16,7 @@ ALIASES = {
     "cuda_graph_max_batch_size": "cuda_graph_max_bs",
     "scheduling_policy": "schedule_policy",
     "enable_prefix_caching": "disable_radix_cache",
+    "hicache_size": "host_cache_gb",
 }
 """Common spellings of other engines. ``enable_prefix_caching`` is turned round."""
 
@@ -27,8 +28,6 @@ ABSENT = {
     **dict.fromkeys(("dp", "dp_size", "data_parallel_size"), "data parallelism"),
     "speculative_config": "speculative decoding",
     "attention_backend": "a choice of attention kernels",
-    "host_cache_gb": "a host-memory cache tier",
-    "disk_cache_dir": "a disk cache tier",
     "lora_paths": "LoRA adapters",
     "enable_lora": "LoRA adapters",
     "trust_remote_code": "running code that comes with a model",

@@ -38,8 +38,8 @@ from .timing import Timing, spans_of
 
 log = logging.getLogger(__name__)
 
-COMPILE_POLL_SECONDS = 0.002
-"""How often an otherwise idle engine looks whether a grammar is there."""
+POLL_SECONDS = 0.002
+"""How often an otherwise idle engine looks whether a grammar, or KV, is there."""
 NAN_LOGITS = "the model produced NaN logits for this request"
 CHECK_EVERY = 4096
 """Steps between two checks, in production, that every slot has exactly one owner."""
@@ -92,6 +92,7 @@ class Engine:
             self.connections.close()
         if self._guided is not None:
             self._guided.guides.close()
+        self.scheduler.loading.close()
         self.runner.close()
 
     def stop(self) -> None:
@@ -100,10 +101,7 @@ class Engine:
 
     def step(self) -> None:
         """Take in messages, launch one step, hand out the samples of the one before."""
-        idle = self.scheduler.idle and not self._flights
-        compiling = self._guided is not None and self._guided.guides.waiting
-        wait = COMPILE_POLL_SECONDS if compiling else BEAT_SECONDS
-        for peer, message in self.connections.receive(wait if idle else 0):
+        for peer, message in self.connections.receive(self._patience()):
             self._take_in(peer, message)
         if self._guided is not None and self._guided.guides.waiting:
             self._bring_in(self._guided)
@@ -112,12 +110,12 @@ class Engine:
         except MustDrain:
             planned = None
         if planned is not None:
+            self._timing.step(planned.batch.num_tokens)
             ticket = self.runner.launch(planned.batch)
             self._flights.append((planned, ticket))
             if len(planned.batch.masked):
                 self._mask(planned, ticket)
             self.totals["computed_tokens"] += planned.batch.num_tokens
-            self._timing.step(planned.batch.num_tokens)
             self.steps += 1
             if self.steps % CHECK_EVERY == 0:
                 self.scheduler.assert_consistent()
@@ -135,11 +133,22 @@ class Engine:
     def _land(self) -> None:
         """Hand out the samples of the oldest step under way."""
         landed, ticket = self._flights.popleft()
-        self._hand_out(landed, ticket.result())
+        result = ticket.result()
+        self.scheduler.loading.computed(landed.batch, self._timing.landed())
+        self._hand_out(landed, result)
 
     @property
     def _waiting(self) -> int:
-        return len(self.scheduler.waiting) + len(self.scheduler.aside)
+        scheduler = self.scheduler
+        return len(scheduler.waiting) + len(scheduler.aside) + len(scheduler.loading)
+
+    def _patience(self) -> float:
+        """How long the next message may be waited for: not at all while there is work."""
+        if self._flights or self.scheduler.waiting or self.scheduler.rows.running:
+            return 0.0
+        self.scheduler.loading.rest()
+        compiling = self._guided is not None and self._guided.guides.waiting
+        return POLL_SECONDS if compiling or self.scheduler.loading.busy else BEAT_SECONDS
 
     # --- messages -------------------------------------------------------------------------------
 
@@ -227,6 +236,7 @@ class Engine:
             "step_tokens": self._timing.step_tokens(),
             "mask_seconds": self._timing.mask_seconds,
             "steps": self.steps,
+            "tiers": self.scheduler.loading.facts(),
             **self.totals,
             "output_tokens": self.totals["output_tokens"] + self._forced_tokens,
             "forced_tokens": self._forced_tokens,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import bisect
 import time
+from collections import deque
 from typing import Any, NamedTuple
 
 from ..scheduler.batch import IntArray
@@ -30,13 +31,24 @@ class Timing:
     def __init__(self) -> None:
         self._counts = [0] * (len(STEP_TOKENS) + 1)
         self._total = 0
+        self._launched: deque[float] = deque()
+        self._landed = 0.0
         self.mask_seconds = 0.0
         """Spent on saying which tokens constrained rows may take."""
 
     def step(self, tokens: int) -> None:
-        """A step of so many tokens was launched."""
+        """A step of so many tokens is about to be launched."""
+        self._launched.append(time.perf_counter())
         self._counts[bisect.bisect_left(STEP_TOKENS, tokens)] += 1
         self._total += tokens
+
+    def landed(self) -> float:
+        """The oldest step under way is over. Returns how many seconds it took, not counting those
+        that it waited for the one before."""
+        now = time.perf_counter()
+        began = max(self._launched.popleft(), self._landed)
+        self._landed = now
+        return now - began
 
     def sampled(self, rows: Rows, at: IntArray) -> None:
         """These rows have a token more."""

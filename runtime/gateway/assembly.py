@@ -16,6 +16,7 @@ import zmq
 from ..config import ZMQ_PORT, EngineConfig
 from ..model.store import resolve
 from ..protocol.errors import BackendError, BadInputError
+from ..server_secret import server_secret
 from ..version import version
 from .curve import server_keys
 from .engine_client import EngineClient
@@ -59,6 +60,7 @@ async def assemble(config: EngineConfig, engine_address: str, binds: list[str]) 
         source = resolve(config.tokenizer_path) if config.tokenizer_path else None
         tokenizer = Tokenizer.from_files(files, source=source, chat_template=_template(config))
         limits = ServiceLimits()
+        secret = server_secret(config.disk_cache_dir, "namespaces")
         socket, addresses = bind(binds, config, limits)
         facts = await engine.start()
     except BaseException:
@@ -68,7 +70,8 @@ async def assemble(config: EngineConfig, engine_address: str, binds: list[str]) 
     if context_length <= 0:
         engine.close()
         raise BackendError("the engine does not say how long its context is")
-    executor = EngineExecutor(engine, tokenizer, context_length, random.Random(config.random_seed))
+    draws = random.Random(config.random_seed)
+    executor = EngineExecutor(engine, tokenizer, context_length, draws, secret)
     folder = str((source or files).path)
     service = Service(
         socket,

@@ -12,6 +12,9 @@ from .tiers import BlockSlots, Tiers
 AT_ONCE = 256
 """Blocks that are looked at before the engine listens again."""
 
+SAVED_AT_ONCE = 16
+"""And how many of them are copied."""
+
 
 class Spilling:
     """Of one tree."""
@@ -80,7 +83,7 @@ class Spilling:
         disk, host = self._tiers.disk, self._tiers.host
         assert disk is not None
         absent = [at for at, name in enumerate(names) if not disk.has(name)]
-        some = absent[: disk.room]
+        some = absent[: min(disk.room, SAVED_AT_ONCE)]
         for at in some:
             if names[at] in host:
                 self._tiers.store(names[at])

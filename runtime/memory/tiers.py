@@ -310,7 +310,7 @@ class Tiers:
         shown: dict[str, Any] = {"rates": self.costs.facts()}
         for tier, blocks, limit in (
             ("host", len(self.host), self.host.num_rows),
-            ("disk", len(self.disk or ()), self.disk.limit if self.disk else 0),
+            ("disk", len(self.disk or ()), 0 if self.disk is None else self.disk.limit),
         ):
             counts = self.counts[tier]
             shown[tier] = {

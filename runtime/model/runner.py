@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
+
 from ..scheduler.batch import IntArray, StepBatch, StepResult
 from ..scheduler.segments import SharingCost
 
@@ -46,6 +48,8 @@ class Runner(Protocol):
         at."""
         ...
 
+    kv: torch.Tensor
+    """[layers, 2, num_slots, KV heads, head dim]"""
     max_rows: int
     context_length: int
     vocab_size: int

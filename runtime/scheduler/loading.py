@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,10 @@ from .waiting import Waiting
 
 LEAST = BLOCK // 2
 """Tokens. For fewer nobody waits."""
+REST_SECONDS = 0.5
+"""Without a step for so long, the engine is taken to have time."""
+SAVE_SECONDS = 3.0
+"""How long it may take in the end to write down what is cached."""
 PROMPT_TOKENS = 16
 """A step of fewer prompt tokens says little of what prompts cost."""
 
@@ -50,6 +55,7 @@ class Loading:
         self._tiers: Tiers | None = memory.tiers
         self._waiting = waiting
         self._jobs: list[_Job] = []
+        self._worked = time.monotonic()
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -63,7 +69,11 @@ class Loading:
         spilling = self._memory.spilling
         if self._tiers is None or spilling is None:
             return False
-        return bool(self._jobs) or self._tiers.busy or spilling.behind
+        return bool(self._jobs) or self._tiers.busy or (self._at_rest and spilling.behind)
+
+    @property
+    def _at_rest(self) -> bool:
+        return time.monotonic() - self._worked > REST_SECONDS
 
     def takes(self, request: Request) -> bool:
         """Whether a request that would be admitted now waits for KV instead; it is taken out of the
@@ -179,6 +189,7 @@ class Loading:
 
     def computed(self, batch: StepBatch, seconds: float) -> None:
         """A step took so long: for the estimate of what prompts cost."""
+        self._worked = time.monotonic()
         if self._tiers is not None and batch.num_tokens - batch.num_decodes >= PROMPT_TOKENS:
             self._tiers.costs.compute.add(batch.num_tokens, seconds)
 
@@ -186,7 +197,8 @@ class Loading:
         """There is nothing to compute: write ahead what would be lost with this process."""
         if self._tiers is not None and self._memory.spilling is not None:
             self._tiers.poll()
-            self._memory.spilling.rest()
+            if self._at_rest:
+                self._memory.spilling.rest()
 
     def flush(self) -> None:
         """See that nothing is on its way any more, but the requests' own."""
@@ -194,7 +206,7 @@ class Loading:
             self._tiers.settle(1.0)
             self.settle()
 
-    def close(self, seconds: float) -> None:
+    def close(self, seconds: float = SAVE_SECONDS) -> None:
         """Before the end: write what is cached, as far as the time goes."""
         if self._tiers is not None and self._memory.spilling is not None:
             self.flush()
