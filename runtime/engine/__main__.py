@@ -46,6 +46,7 @@ def _assemble(config, address):  # type: ignore[no-untyped-def]
     from ..memory.kv_memory import KVMemory
     from ..model.build import PAGE, build_runner, device_of, step_tokens_of
     from ..model.store import resolve
+    from ..model.tier_build import build_tiers
     from ..scheduler.classes import parse_classes
     from ..scheduler.limits import MOST_WAITING, MOST_WAITING_TOKENS, Limits
     from ..scheduler.scheduler import Scheduler
@@ -63,6 +64,7 @@ def _assemble(config, address):  # type: ignore[no-untyped-def]
         PAGE,
         eviction=config.radix_eviction_policy,
         caching=not config.disable_radix_cache,
+        tiers=build_tiers(config, files, runner.kv, tell_stage),
     )
     limits = Limits(
         max_rows=runner.max_rows,

@@ -21,7 +21,8 @@ from .tokenizer import Tokenizer
 class EngineExecutor:
     """Opens contexts over one engine and one model's tokenizer and chat template.
 
-    ``draws`` gives seeds to generations that come without one.
+    ``draws`` gives seeds to generations that come without one; ``secret`` keys namespaces, so that
+    with the same one they are the same.
     """
 
     def __init__(
@@ -30,12 +31,13 @@ class EngineExecutor:
         tokenizer: Tokenizer,
         context_length: int,
         draws: random.Random | None = None,
+        secret: bytes | None = None,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self.context_length = context_length
         self._draws = draws or random.Random()
-        self._secret = os.urandom(32)
+        self._secret = secret or os.urandom(32)
         self._healer: Healer | None = None
 
     @property
