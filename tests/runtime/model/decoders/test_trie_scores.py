@@ -95,25 +95,28 @@ def test_equals_a_forward_over_each_path(
         assert torch.allclose(have, torch.tensor(want[first:], dtype=torch.float32), atol=1e-3)
 
 
+@pytest.mark.parametrize("most", [3, 1 << 20])
 def test_logits_are_made_in_pieces(
-    pair_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+    pair_of: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    """Never more at once than fit, and the values are the same."""
+    """Never more rows of them at once than fit, and the values are the same."""
     pair = pair_of("qwen2")
-    _, message = tree()
-    values = []
-    for limit in (1 << 30, 3 * 4 * 131):
-        monkeypatch.setattr("ramet.runtime.model.host_runner.LOGITS_BYTES", limit)
-        rows: list[int] = []
-        logits = pair.ours._decoder.logits
-        with monkeypatch.context() as patch:
-            patch.setattr(
-                pair.ours._decoder, "logits", lambda h, f=logits: (rows.append(len(h)), f(h))[1]
-            )
-            scoring = Scoring(pair.ours, 512)
-            scoring.add(1, [5, 6, 7], message)
-            scoring.run()
-        values.append([scoring.values[1][i] for i in sorted(scoring.values[1])])
-        assert max(rows) <= (3 if limit < 1 << 30 else 131)
-    assert len(rows) > 1
-    assert values[0] == pytest.approx(values[1], abs=1e-5)
+    paths, message = tree()
+    made: list[int] = []
+    logits = pair.ours._decoder.logits
+
+    def counted(hidden: torch.Tensor) -> torch.Tensor:
+        made.append(len(hidden))
+        return logits(hidden)
+
+    monkeypatch.setattr("ramet.runtime.model.host_runner.LOGITS_BYTES", most * 4 * 131)
+    monkeypatch.setattr(pair.ours._decoder, "logits", counted)
+    scoring = Scoring(pair.ours, 512)
+    scoring.add(1, [5, 6, 7], message)
+    scoring.run()
+    inner = len(set(np.frombuffer(message.parents, np.int32).tolist()))
+    assert sum(made) == inner, "logits of what has children, and of the prompt's end"
+    assert max(made) == min(most, inner)
+    order = np.argsort(np.frombuffer(message.parents, np.int32), kind="stable")
+    want = np.array(expected(pair, [5, 6, 7], paths))[order]
+    assert [scoring.values[1][i] for i in range(len(paths))] == pytest.approx(want, abs=1e-3)
