@@ -252,7 +252,7 @@ def select(
 ) -> Expression:
     """Score ``choices`` as continuations of the text so far, append the best, bind it to ``name``.
 
-    ``explain=True``: as for `gen`, of the text before the choices and what the first one adds.
+    ``explain=True``: as for `gen`, of the text before the choices.
 
     Raises `BadInputError` (a ValueError) for no choices, a temperature, or an unknown method.
     """

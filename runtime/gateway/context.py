@@ -63,6 +63,7 @@ class EngineContext:
         self._marks: tuple[Mark, ...] = ()
         self._remaining = 0
         self._reads = True
+        self._explain = False
 
     # --- literal text ---
 
@@ -181,6 +182,9 @@ class EngineContext:
         for point in points:
             point.release()
 
+    def explain_next(self) -> None:
+        self._explain = True
+
     async def _look_ahead(self, prompt: IntArray) -> None:
         """Have the next request mark what others of the program will read of its prompt."""
         for point in self._points:
@@ -191,6 +195,7 @@ class EngineContext:
         kept in ``keep``."""
         await self._look_ahead(prompt)
         marks, self._marks = self._marks, ()
+        explain, self._explain = self._explain, False
         return TrieScoring(
             self._executor.engine,
             prompt,
@@ -202,6 +207,7 @@ class EngineContext:
             program=self._program,
             remaining=self._remaining,
             marks=marks,
+            explain=explain,
         )
 
     # --- cutting text into tokens ---
@@ -371,4 +377,3 @@ class EngineContext:
         """Tokens of a text by itself, with nothing before it."""
         segments = [(text, self._role is None)]
         return self._executor.tokenizer.encode_segments(segments)
-

@@ -17,6 +17,7 @@ from ..program.choices import Decision, choose
 from ..program.instructions import ChoicesMethod
 from ..protocol.errors import BadInputError, ContextLengthError
 from ..protocol.meta import ChoiceScore, LogprobEntry, MetaInfo
+from .explanation import explanation
 from .generation import all_of
 from .logprobs import token_text
 from .request import FloatArray, Handle, IntArray, joined
@@ -89,6 +90,7 @@ async def score_choices(
         alone[0] if alone else None,
         cut.counts,
     )
+    found = scores[0].divergence
     meta = MetaInfo(
         prompt_tokens=len(cut.prefix),
         cached_tokens=scores[0].cached,
@@ -97,6 +99,7 @@ async def score_choices(
             for i, (choice, *scores_of) in enumerate(zip(choices, given, *alone, strict=True))
         ],
         greedy_logprob_matrix=decision.greedy_matrix,
+        explain=None if found is None else explanation(tokenizer, cut.prefix, found),
     )
     winner = np.asarray(cut.rows[decision.index], np.int32)
     ids = np.concatenate([cut.prefix, winner])

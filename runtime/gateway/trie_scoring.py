@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..protocol.messages import EngineSampling
+from ..protocol.messages import Divergence, EngineSampling, Finish
 from .engine_client import EngineClient
 from .generation import all_of
 from .request import FloatArray, Handle, IntArray
@@ -22,16 +22,18 @@ SCORE_TRIE = EngineSampling(max_new_tokens=0)
 @dataclass(slots=True)
 class TrieScores:
     """``values`` [N]: the log-prob of each node after its path; NaN where nothing comes before.
-    ``cached``: how many tokens of the prompt were."""
+    ``cached``: how many tokens of the prompt were; ``divergence``: where it left what was, if that
+    was asked for."""
 
     values: FloatArray
     cached: int = 0
+    divergence: Divergence | None = None
 
 
 @dataclass(slots=True)
 class TrieScoring:
     """What scoring continuations of ``prompt`` takes. The first request keeps the prompt in
-    ``keep`` and carries the marks."""
+    ``keep``, carries the marks, and is the one to ``explain``."""
 
     engine: EngineClient
     prompt: IntArray
@@ -44,21 +46,22 @@ class TrieScoring:
     program: int = 0
     remaining: int = 0
     marks: tuple[tuple[int, int], ...] = ()
+    explain: bool = False
 
     async def run(self, trie: TokenTrie) -> TrieScores:
         """Raises what the engine reports. Cancelled, it aborts its requests."""
         scores = TrieScores(np.full(len(trie.tokens), np.nan, np.float32))
         pieces = list(self._pieces(trie))
-        others = replace(self, keep=None, marks=())
+        others = replace(self, keep=None, marks=(), explain=False)
         jobs = [(others if i else self)._score(piece, not i) for i, piece in enumerate(pieces)]
-        for number, (piece, (values, cached)) in enumerate(
+        for number, (piece, (values, finish)) in enumerate(
             zip(pieces, await all_of(jobs), strict=True)
         ):
             # What two pieces share has one value: the last bits would decide between equals.
             known = scores.values[piece.nodes]
             scores.values[piece.nodes] = np.where(np.isnan(known), values, known)
             if not number:
-                scores.cached = cached
+                scores.cached, scores.divergence = finish.cached_tokens, finish.divergence
         return scores
 
     def _pieces(self, trie: TokenTrie) -> Iterator[Piece]:
@@ -68,7 +71,7 @@ class TrieScoring:
             if len(self.prompt) or (trie.parents[piece.nodes] >= 0).any():
                 yield piece
 
-    async def _score(self, piece: Piece, counts_prompt: bool) -> tuple[FloatArray, int]:
+    async def _score(self, piece: Piece, counts_prompt: bool) -> tuple[FloatArray, Finish]:
         began = time.monotonic()
         request = self.engine.submit(
             self.prompt,
@@ -80,6 +83,7 @@ class TrieScoring:
             program=self.program,
             remaining=self.remaining,
             marks=self.marks,
+            explain=self.explain,
             trie=piece.message,
         )
         try:
@@ -92,4 +96,4 @@ class TrieScoring:
         values = np.full(len(piece.nodes), np.nan, np.float32)
         if request.prompt_logprobs is not None:
             values[piece.order] = request.prompt_logprobs
-        return values, request.finish.cached_tokens
+        return values, request.finish

@@ -325,6 +325,32 @@ def test_a_run_can_ask_for_all_its_generations(keyed):
         assert reply["meta_info"]["explain"]["after"] == "t"
 
 
+@rt.function
+def chosen(s, what, explain=None):
+    s += f"chosen: {what}"
+    s += rt.select("first", [" left", " right", " up"], explain=explain)
+    s += rt.select("second", ["a", "b"])
+
+
+@rt.function
+def both(s, what):
+    s += f"chosen: {what}"
+    s += rt.select("first", [" left", " right", " up"])
+    s += rt.gen("second", max_tokens=1)
+
+
+def test_selections_say_it(keyed):
+    with rt.RuntimeEndpoint(keyed.addresses[0], api_key="two") as backend:
+        chosen.run("sun", backend=backend)
+        state = chosen.run("moon", True, backend=backend)
+        found = state.get_meta_info("first")["explain"]
+        assert (found["after"], found["neighbour"][:3]) == ("moon", "sun")
+        assert "explain" not in state.get_meta_info("second")
+        state = both.run("moth", backend=backend, explain=True)
+        assert state.get_meta_info("first")["explain"]["after"].startswith("th")
+        assert state.get_meta_info("second")["explain"]["index"] > len("chosen: moth")
+
+
 def test_explain_must_be_true_or_false():
     with pytest.raises(rt.BadInputError, match="explain"):
         rt.gen("x", explain="yes")
