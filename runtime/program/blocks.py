@@ -60,9 +60,14 @@ def matches(value: str, text: str, match: Match) -> bool:
 
 def case_of(instruction: Switch, value: str) -> str | None:
     """The first case that the value matches, if any."""
-    return next((t for t in instruction.cases if matches(value, t, instruction.match)), None)
+    return _first(value, instruction.cases, instruction.match)
 
 
 def holds(condition: Condition, value: str) -> bool:
     """Whether the value matches one of the texts."""
-    return any(matches(value, text, condition.match) for text in condition.texts)
+    return _first(value, condition.texts, condition.match) is not None
+
+
+def _first(value: str, texts: Iterable[str], match: Match) -> str | None:
+    value = value.strip() if match == "strip" else value
+    return next((text for text in texts if matches(value, text, match)), None)

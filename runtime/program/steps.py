@@ -23,6 +23,7 @@ from .instructions import (
     Gen,
     Instruction,
     Join,
+    Match,
     Repeat,
     RoleBegin,
     RoleEnd,
@@ -100,6 +101,12 @@ class Steps:
         self._text_bytes += len(text) if text.isascii() else len(text.encode(errors="replace"))
         if self._text_bytes > self._max_text_bytes:
             raise ProgramError(f"the program's text exceeds {self._max_text_bytes} bytes")
+
+    def _count_search(self, value: str, match: Match, texts: int) -> None:
+        """Looking for texts in a value takes as long as reading it again for each."""
+        if match == "contains":
+            self._text_bytes += len(value) * texts
+            self._count("")
 
     async def _texts(self, parts: Iterable[Resolved]) -> str:
         """The parts' text, waiting for the values they refer to."""
@@ -256,7 +263,9 @@ class Steps:
         if block.turns:
             await self._leave(stream, taken)
             return
-        case = case_of(instruction, await self._texts(taken.parts))
+        value = await self._texts(taken.parts)
+        self._count_search(value, instruction.match, len(instruction.cases))
+        case = case_of(instruction, value)
         arm = instruction.default if case is None else instruction.cases[case]
         self._emit([Entered(stream.number, instruction.op, case)])
         self._enter(stream, taken, arm)
@@ -268,9 +277,10 @@ class Steps:
         if block.turns:
             await _all_ended(block)
             await asyncio.sleep(0)  # a loop that waits for nothing holds up nobody
-            over = over or (
-                until is not None and holds(until, await self._texts(self._intake.until(taken)))
-            )
+            if until is not None and not over:
+                value = await self._texts(self._intake.until(taken))
+                self._count_search(value, until.match, len(until.texts))
+                over = holds(until, value)
         if over:
             await self._leave(stream, taken)
             return

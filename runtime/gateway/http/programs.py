@@ -126,7 +126,7 @@ def _result(held: HeldProgram, found: list[Event]) -> dict[str, Any]:
     for item in found:
         if isinstance(item, Value):
             empty = False
-            if item.stream == ROOT and item.name is not None:
+            if item.stream == ROOT and item.name is not None and item.value is not None:
                 values[item.name] = item.value
         elif isinstance(item, Failed):
             error = error or item.error

@@ -56,6 +56,8 @@ def convert(body: dict[str, Any], form: type[Form]) -> Form:
     set_priority(body.get("priority"))
     try:
         return msgspec.convert(body, form)
+    except RecursionError:
+        raise bad("the body is nested too deep") from None
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$.")
         name = re.split(r"[\[.]", path.rstrip("`"))[0] or None
