@@ -301,3 +301,8 @@ def expected():
 @pytest.fixture(scope="session")
 def simulated_runner():
     return SimulatedRunner
+
+
+@pytest.fixture(scope="session")
+def simulated_follow():
+    return follow

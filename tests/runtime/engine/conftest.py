@@ -10,7 +10,10 @@ import pytest
 import zmq
 from ramet.runtime.engine.connections import Connections
 from ramet.runtime.engine.guides import Guides
+from ramet.runtime.engine.healing import Prefixes
 from ramet.runtime.engine.loop import Engine
+from ramet.runtime.grammar import Vocabulary
+from ramet.runtime.grammar.prefix_matcher import PrefixGrammar
 from ramet.runtime.memory.kv_memory import KVMemory
 from ramet.runtime.protocol import GrammarError
 from ramet.runtime.protocol.codec import engine_codec, reply_codec
@@ -163,7 +166,8 @@ class LettersCompiler:
             def result(self):
                 if "bad" in spec.text:
                     raise GrammarError("a bad spec", where="character 3")
-                return LettersGrammar(spec.text.replace("slow", ""))
+                places = [*spec.prefix, spec.text.replace("slow", "")]
+                return LettersGrammar(" ".join(places))
 
             def cancel(self):
                 compiler.cancelled += 1
@@ -260,8 +264,14 @@ def client_class():
     return Client
 
 
+@pytest.fixture
+def token_bytes():
+    """What the tokens are: letters, where a test says nothing else."""
+    return TOKEN_BYTES
+
+
 @pytest.fixture(params=[False, True], ids=["sync", "overlap"])
-def started(request, tmp_path, simulated_runner, letters):
+def started(request, tmp_path, simulated_runner, letters, token_bytes):
     address = f"ipc://{tmp_path}/engine"
     memory = KVMemory(512, 16)
     scheduler = Scheduler(Limits(max_rows=4, context_length=256, step_tokens=64), memory)
@@ -270,8 +280,10 @@ def started(request, tmp_path, simulated_runner, letters):
         runner,
         scheduler,
         Connections(address, memory.tree),
-        TOKEN_BYTES,
-        guides=Guides(lambda: letters, ()),
+        token_bytes,
+        guides=Guides(
+            lambda: letters, (), prefixes=Prefixes(lambda: PrefixGrammar(Vocabulary(token_bytes)))
+        ),
     )
     thread = threading.Thread(target=engine.run, daemon=True)
     thread.start()
