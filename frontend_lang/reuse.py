@@ -5,20 +5,25 @@ same text too. Put before it, fixed text would be found by every run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from ramet.runtime.program.blocks import arms
 from ramet.runtime.program.instructions import (
     Arg,
     Fork,
     Gen,
+    Instruction,
     Join,
     Part,
     Program,
     Ref,
+    Repeat,
     RoleBegin,
     RoleEnd,
     Select,
+    Switch,
     Text,
     Warm,
 )
@@ -96,10 +101,24 @@ def findings(
     return sorted(found.values(), key=lambda finding: -finding.gained)
 
 
+Open = dict[int, list[_Piece]]
+"""What streams hold that have not generated yet."""
+
+
 def _prompts(program: Program, cut: bool) -> Iterable[list[_Piece]]:
     """What stands before the first generation of each stream that has one."""
-    open_: dict[int, list[_Piece]] = {0: []}
-    for number, step in enumerate(program.instructions):
+    open_: Open = {0: []}
+    yield from _walk(program.instructions, open_, itertools.count())
+    if cut:
+        yield from open_.values()
+
+
+def _walk(
+    steps: Iterable[Instruction], open_: Open, numbers: Iterator[int]
+) -> Iterable[list[_Piece]]:
+    """The same of a block. Changes ``open_``; ``numbers`` tell instructions apart."""
+    for step in steps:
+        number = next(numbers)
         pieces = open_.get(step.stream)
         if pieces is None:
             continue
@@ -119,8 +138,33 @@ def _prompts(program: Program, cut: bool) -> Iterable[list[_Piece]]:
                 del open_[step.stream]
         elif isinstance(step, Join) and step.mode == "concate_and_append":
             del open_[step.stream]  # the text that it appends was generated
-    if cut:
-        yield from open_.values()
+        elif isinstance(step, Repeat):
+            before = set(open_)
+            yield from _walk(step.body, open_, numbers)  # later turns begin with the first
+            for stream in open_.keys() - before:
+                del open_[stream]
+        elif isinstance(step, Switch):
+            yield from _walk_arms(step, open_, numbers, number)
+
+
+def _walk_arms(
+    step: Switch, open_: Open, numbers: Iterator[int], number: int
+) -> Iterable[list[_Piece]]:
+    """Each arm goes on from what is before it; behind them stands what varies with the value."""
+    pieces = open_[step.stream]
+    ends: list[list[_Piece] | None] = []
+    for arm in arms(step):
+        inside: Open = {step.stream: [*pieces]}
+        yield from _walk(arm, inside, numbers)
+        ends.append(inside.get(step.stream))
+    open_ends = [end for end in ends if end is not None]
+    if not open_ends:
+        del open_[step.stream]
+    elif len(open_ends) == 1:
+        open_[step.stream] = open_ends[0]
+    elif any(len(end) > len(pieces) for end in open_ends):
+        decides = next((part for part in step.value if not isinstance(part, str)), "")
+        pieces.append(_Piece(step.line, key=(number, 0), part=decides))
 
 
 def _finding(

@@ -125,3 +125,39 @@ def test_a_program_that_was_cut_counts_without_a_generation():
 
 def test_an_empty_program_has_none():
     assert findings(Program(), words) == []
+
+
+def test_arms_and_loops_are_looked_into():
+    @rt.function
+    def arm(s, kind, date):
+        s.switch(kind, {"dated": date + RULES + rt.gen("a")}, rt.gen("b"))
+
+    (found,) = of(arm)
+    assert (found.variable, found.shared, found.gained) == ("{date}", 0, WORDS)
+
+    @rt.function
+    def turn(s, date):
+        s += "Now:"
+        s.repeat(lambda s: s.__iadd__(date + RULES + rt.gen("a")), 3)
+
+    (found,) = of(turn)
+    assert (found.variable, found.shared, found.gained) == ("{date}", 1, WORDS)
+
+
+def test_text_that_differs_between_arms_varies():
+    @rt.function
+    def program(s, style):
+        s += "Be brief. "
+        s.switch(style, {"kind": "Be kind.", "harsh": "Be harsh."})
+        s += RULES + rt.gen("a")
+
+    (found,) = of(program)
+    assert (found.variable, found.kind, found.shared) == ("{style}", "the argument", 2)
+    assert found.gained == WORDS
+
+    @rt.function
+    def same(s, style):
+        s.switch(style, {"kind": rt.gen("a"), "harsh": rt.gen("a")}, RULES)
+        s += "No answer yet?" + rt.gen("b")
+
+    assert of(same) == []
