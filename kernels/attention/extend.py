@@ -21,6 +21,8 @@ from .tile import accumulate, finish, inner_mask, scores
 
 SHORTEST = 256
 """Tokens under which a part of an item's keys is not worth a program of its own."""
+WHOLE = 512
+"""Tokens up to which keys are not cut at all: reading them takes less than merging parts does."""
 
 
 @triton.jit
@@ -282,9 +284,9 @@ def extend(
     if splits is None:
         programs = multiprocessors(q.device) * (8 // warps)
         longest = min(meta.max_kv, window + meta.max_q) if window else meta.max_kv
-        splits = choose_splits(tiles * kv_heads, longest, programs, SHORTEST)
         # A grid that fills the device needs no parts: partial results cost bandwidth.
-        splits = splits if tiles * kv_heads < programs else 1
+        whole = longest <= WHOLE or tiles * kv_heads >= programs
+        splits = 1 if whole else choose_splits(tiles * kv_heads, longest, programs, SHORTEST)
     trees = meta.ancestry
     nodes = (q,) * 4  # not read
     if trees is not None:

@@ -19,6 +19,7 @@ from ..scheduler.segments import SharingCost
 from .batch_places import places_of, positions_of, scratch_batch
 from .config import ModelConfig
 from .device_ticket import DeviceTicket, MaskedTicket, Scored
+from .extend_steps import ExtendSteps
 from .families.registry import family_of
 from .graphs import CapturedDecode, CapturedExtend, Parts
 from .layers.weights import Weights
@@ -32,7 +33,6 @@ from .trie_steps import ancestry_fields, scored_rows, target_logprobs, text_posi
 PAGE = 16
 DECODE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448,
                 512)  # fmt: skip
-EXTEND_SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
 LOGITS_BYTES = 1 << 30
 
 _Mask = tuple[torch.Tensor, torch.Tensor] | None
@@ -80,7 +80,7 @@ class DeviceRunner:
         self._staging = Staging(device, 1 << 16)
         self._masks = MaskRows(device, max_rows, config.vocab_size)
         self._decodes: dict[int, CapturedDecode] = {}
-        self._extends: dict[int, CapturedExtend] = {}
+        self._extends: ExtendSteps | None = None
         self._trees: TreeSteps | None = None
         self.kv = torch.empty(0)
         self.take_memory(PAGE)
@@ -131,28 +131,26 @@ class DeviceRunner:
         sizes = [s for s in DECODE_SIZES if s <= largest]
         if not sizes or sizes[-1] < min(largest, self.max_rows):
             sizes.append(min(largest, self.max_rows))
-        prompts = [s for s in EXTEND_SIZES if extends and s <= self.context_length]
-        stage(f"capturing {len(sizes)} decode and {len(prompts)} extend steps")
+        prompts = ExtendSteps(parts, self.context_length) if extends else None
+        stage(f"capturing {len(sizes)} decode and {len(prompts or ())} extend steps")
         with torch.inference_mode():
             # Large ones first: the smaller find the pool's memory there.
             for size in sorted(sizes, reverse=True):
                 decode = CapturedDecode(parts, size)
                 decode.capture()
                 self._decodes[size] = decode
-            for size in sorted(prompts, reverse=True):
-                extend = CapturedExtend(parts, size)
-                extend.capture()
-                self._extends[size] = extend
+            if prompts is not None:
+                prompts.capture()
+                self._extends = prompts
             if trees:
                 self._trees = make_tree_steps(self.config, self.dtype, sizes[-1], parts, stage)
                 self.sharing = self._trees.cost if self._trees else None
         self._decodes = dict(sorted(self._decodes.items()))
-        self._extends = dict(sorted(self._extends.items()))
 
     @property
     def prompt_sizes(self) -> tuple[int, ...]:
         """Token counts of captured steps that hold prompts alone."""
-        return tuple(self._extends)
+        return () if self._extends is None else self._extends.sizes
 
     def mask_rows(self, count: int) -> IntArray:
         return self._masks.rows(count)
@@ -186,7 +184,7 @@ class DeviceRunner:
         """Let go of graphs and KV memory; nothing may be launched afterwards."""
         torch.cuda.synchronize()
         self._decodes.clear()
-        self._extends.clear()
+        self._extends = None
         self._trees = None
         self.kv = torch.empty(0)
         gc.collect()
@@ -199,11 +197,9 @@ class DeviceRunner:
         return sharing or next((g for s, g in self._decodes.items() if s >= count), None)
 
     def _captured_extend(self, batch: StepBatch) -> CapturedExtend | None:
-        if batch.num_decodes or batch.prompt_logprobs or batch.tries:
+        if self._extends is None or batch.num_decodes or batch.prompt_logprobs or batch.tries:
             return None
-        tokens, items = batch.num_tokens, len(batch.rows)
-        fits = (g for s, g in self._extends.items() if s >= tokens and g.max_items >= items)
-        return next(fits, None)
+        return self._extends.step_for(batch)
 
     def _enter_runs(self, batch: StepBatch) -> None:
         """Note where the leading positions of new rows, and of rows that moved, lie."""

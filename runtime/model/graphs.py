@@ -151,10 +151,10 @@ class CapturedDecode(_Captured):
 
 
 class CapturedExtend(_Captured):
-    """Up to ``size`` new tokens of up to ``max_items`` rows. What came before them is in the tables
-    already."""
+    """Up to ``size`` new tokens of up to ``max_items`` rows, whose texts are at most ``reach``
+    tokens long. What came before them is in the tables already."""
 
-    def __init__(self, parts: Parts, size: int) -> None:
+    def __init__(self, parts: Parts, size: int, reach: int) -> None:
         super().__init__(parts)
         self.size = size
         self.max_items = extend_items(size)
@@ -174,7 +174,7 @@ class CapturedExtend(_Captured):
             q_start=self._q_start,
             kv_lens=self._kv_lens,
             max_q=size,
-            max_kv=parts.tables.slots.shape[1],
+            max_kv=reach,
         )
 
     def enter(self, batch: StepBatch, positions: IntArray, places: IntArray) -> None:
