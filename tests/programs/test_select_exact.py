@@ -12,10 +12,28 @@ import torch
 
 CLOSE = 1e-3
 MODEL = "smollm2-135m-instruct"
-CITIES = (
-    "Paris London Berlin Madrid Rome Vienna Prague Warsaw Lisbon Dublin Athens Oslo Helsinki"
-    " Stockholm Copenhagen Brussels Amsterdam Budapest Bucharest Sofia"
-).split()
+CITIES = [
+    "Paris",
+    "London",
+    "Berlin",
+    "Madrid",
+    "Rome",
+    "Vienna",
+    "Prague",
+    "Warsaw",
+    "Lisbon",
+    "Dublin",
+    "Athens",
+    "Oslo",
+    "Helsinki",
+    "Stockholm",
+    "Copenhagen",
+    "Brussels",
+    "Amsterdam",
+    "Budapest",
+    "Bucharest",
+    "Sofia",
+]
 
 
 @rt.function
