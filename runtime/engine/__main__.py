@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import sys
 from functools import cache
@@ -50,7 +51,7 @@ def _assemble(config, address):  # type: ignore[no-untyped-def]
     from ..scheduler.classes import parse_classes
     from ..scheduler.limits import MOST_WAITING, MOST_WAITING_TOKENS, Limits
     from ..scheduler.scheduler import Scheduler
-    from .connections import Connections
+    from .connections import SPIN_CORES, SPIN_SECONDS, Connections
     from .guides import Guides
     from .healing import Prefixes
     from .loop import Engine
@@ -102,10 +103,12 @@ def _assemble(config, address):  # type: ignore[no-untyped-def]
         "page_size": config.page_size,
         "num_slots": memory.total,
     }
+    # On a CPU the model needs every core.
+    spins = runner.asynchronous and len(os.sched_getaffinity(0)) >= SPIN_CORES
     return Engine(
         runner,
         scheduler,
-        Connections(address, memory.tree),
+        Connections(address, memory.tree, spin=SPIN_SECONDS if spins else 0.0),
         tokenizer.bytes_table,
         facts,
         guides=guides,
