@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 MOST_WRITES = 64
 """Blocks that may wait to be written; more are not taken."""
 READERS = 4
+TOLD = 5
+"""Refused files that are named in the log; of later ones every thousandth is."""
 PAUSE_SECONDS = 30.0
 """For so long nothing is written after a write has failed: the disk may be full."""
 
@@ -197,7 +199,8 @@ class DiskTier:
         if fault:
             self.refused += 1
             self._removing.append(name)
-            log.warning("disk cache: %s: not loaded", fault)
+            if self.refused <= TOLD or self.refused % 1000 == 0:
+                log.warning("disk cache: %s: not loaded (%d so far)", fault, self.refused)
 
     def _note_failure(self, fault: str) -> None:
         self._failures += 1

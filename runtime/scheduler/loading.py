@@ -82,18 +82,19 @@ class Loading:
         if tiers is None or tiers.empty:
             return False
         reusable, namespace = request.reusable, request.namespace
-        start = self._memory.peek(request.tokens[:reusable], namespace)
         kept = request.tokens[: reusable + 1]  # the last of them may complete a block
-        names = tiers.reach(request.chain, kept, namespace, start)
-        here = _leading(name in tiers.host for name in names)
-        if not request.sought:
-            request.sought = True
-            self._count(start, reusable, here, len(names))
-        if not names:
-            return False
-        job = next((job for job in self._jobs if names[0] in job.names), None)
-        if job is None:
-            job = self._begin(request, start, names, here)
+        job, start, before = None, self._memory.peek(kept[:-1], namespace), -1
+        while job is None and start > before:  # what is there at once may not be all
+            names = tiers.reach(request.chain, kept, namespace, start)
+            here = _leading(name in tiers.host for name in names)
+            if not request.sought:
+                request.sought = True
+                self._count(start, reusable, here, len(names))
+            if not names:
+                return False
+            job = next((job for job in self._jobs if names[0] in job.names), None)
+            job = job or self._begin(request, start, names, here)
+            before, start = start, self._memory.peek(kept[:-1], namespace)
         if job is None:
             return False
         self._waiting.remove(request)
@@ -111,7 +112,8 @@ class Loading:
         size, first = tiers.block_bytes, start // BLOCK
         end = min((first + len(names)) * BLOCK, request.reusable)
         absent = sum(name not in tiers.host for name in names)
-        if absent and end - start >= LEAST and request.fetched_to < end:
+        # What was fetched is loaded before more is; what went away meanwhile is not fetched again.
+        if absent and end - start >= LEAST and request.fetched_to <= start:
             pays = tiers.costs.pays(end - start, len(names) * size, absent * size)
             fetch = tiers.fetch(names) if pays else None
             if fetch is not None:

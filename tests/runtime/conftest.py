@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 
 import numpy as np
 import pytest
+from ramet.runtime.memory.block_chain import BLOCK
 from ramet.runtime.memory.kv_memory import KVMemory
 from ramet.runtime.protocol.messages import EngineSampling
 from ramet.runtime.protocol.trie import Trie
@@ -144,8 +146,8 @@ class World:
 
     def __init__(self, *, slots=2048, page=16, rows=8, context=512, vocab=50, overlap=False,
                  step_tokens=64, caching=True, eviction="lru", policy="fcfs",
-                 prompt_sizes=()):  # fmt: skip
-        self.memory = KVMemory(slots, page, caching=caching, eviction=eviction)
+                 prompt_sizes=(), tiers=None):  # fmt: skip
+        self.memory = KVMemory(slots, page, caching=caching, eviction=eviction, tiers=tiers)
         limits = Limits(max_rows=rows, context_length=context, step_tokens=step_tokens,
                         prompt_sizes=prompt_sizes)  # fmt: skip
         self.scheduler = Scheduler(limits, self.memory, policy=policy)
@@ -286,6 +288,81 @@ class World:
                 want = want[: i + 1]
                 break
         assert self.done[rid] == want
+
+
+class SlotCopy:
+    """A copy that takes as many looks as its transfer says."""
+
+    def __init__(self, transfer, work) -> None:
+        self.transfer, self.work, self.looks = transfer, work, transfer.looks
+        self.seconds = 0.0
+
+    def ready(self) -> bool:
+        self.looks -= 1
+        if self.looks < 0:
+            self.wait()
+        return self.work is None
+
+    def wait(self) -> None:
+        self.transfer.run_until(self)
+
+
+class SlotTransfer:
+    """Moves what `SimulatedRunner` keeps in slots to rows and back, in order and some time
+    later."""
+
+    def __init__(self, num_rows: int, looks: int = 0) -> None:
+        self.num_rows, self.looks = num_rows, looks
+        self.block_bytes = BLOCK * 8
+        self.rows = np.full((num_rows, BLOCK), -7, np.int64)
+        self.kv = np.zeros(0, np.int64)
+        self.copies: list[SlotCopy] = []
+        self.lock = threading.RLock()
+        self.saved = self.loaded = 0
+        self.closed = False
+
+    def row(self, row: int) -> memoryview:
+        return self.rows[row].view(np.uint8).data
+
+    def save(self, slots, rows) -> SlotCopy:
+        assert slots.shape == (len(rows), BLOCK) and len(set(rows)) == len(rows)
+        self.saved += len(rows)
+        gathered = self.kv[slots]  # in the order of steps, at once
+        return self._begin(lambda: self.rows.__setitem__(list(rows), gathered))
+
+    def load(self, rows, slots, skip) -> SlotCopy:
+        assert 0 <= skip < BLOCK and (len(rows) - 1) * BLOCK < len(slots) + skip
+        assert len(slots) + skip <= len(rows) * BLOCK
+        self.loaded += len(rows)
+        self.kv[slots] = -1  # nobody may read these yet
+
+        def work() -> None:
+            self.kv[slots] = self.rows[list(rows)].reshape(-1)[skip : skip + len(slots)]
+
+        return self._begin(work)
+
+    def _begin(self, work) -> SlotCopy:
+        with self.lock:
+            copy = SlotCopy(self, work)
+            self.copies.append(copy)
+            if not self.looks:
+                copy.wait()
+            return copy
+
+    def run_until(self, last: SlotCopy) -> None:
+        with self.lock:
+            while last.work is not None:
+                copy = self.copies.pop(0)
+                copy.work()
+                copy.work = None
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture(scope="session")
+def slot_transfer():
+    return SlotTransfer
 
 
 @pytest.fixture(scope="session")
