@@ -7,6 +7,7 @@ once, or ``{"error": …}`` (an `ErrorInfo`) before it exits with 1. Logs go to 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -52,7 +53,13 @@ def tell_stage(stage: str) -> None:
 
 
 def tell_ready(**facts: Any) -> None:
-    """The process serves. ``facts`` are plain data."""
+    """The process serves. ``facts`` are plain data.
+
+    What the start made is collected now and never looked at again: a collection that walks the
+    libraries' million objects holds up every request for a tenth of a second.
+    """
+    gc.collect()
+    gc.freeze()
     _tell(ready=True, **facts)
 
 
