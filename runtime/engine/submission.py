@@ -51,7 +51,8 @@ def request_of(
     prompt_len = len(tokens)
     trie = None
     if message.trie is not None:
-        if message.sampling.max_new_tokens or message.sampling.logprob_start >= 0:
+        asked = message.sampling
+        if asked.max_new_tokens or asked.logprob_start >= 0 or asked.constraint is not None:
             raise BadInputError("a request with a trie generates and scores nothing else",
                                 param="trie")  # fmt: skip
         trie = trie_of(message.trie, vocab_size)

@@ -376,6 +376,19 @@ def expected():
 
 
 @pytest.fixture(scope="session")
+def simulated_logprob():
+    """What the simulated runner says of a token after others, where it scores tries."""
+
+    def value(before, token: int) -> float:
+        state = 0
+        for one in before:
+            state = follow(state, int(one))
+        return trie_logprob(state, token)
+
+    return value
+
+
+@pytest.fixture(scope="session")
 def simulated_runner():
     return SimulatedRunner
 
