@@ -189,6 +189,8 @@ class FakeEngine:
             "prompt": len(ids),
             "tokens": ids,
             "matcher": StopMatcher(stops) if stops else None,
+            "again": submit.sampling.heal,
+            "healed": 0,
         }
 
     async def _run(self) -> None:
@@ -217,7 +219,7 @@ class FakeEngine:
                 prompts.append(self._prompt_logprobs(rid, made, sampling.logprob_start))
             end: dict[str, Any] | None = None if sampling.max_new_tokens else {"reason": "length"}
             for _ in range(self.chunk if end is None else 0):
-                token = self.next_token(made)
+                token = self._fitting(self.next_token(made), request["again"])
                 value = logprob(made, token)
                 if sampling.top_logprobs:
                     tops[len(rids)] = TopLogprobs(
@@ -255,16 +257,28 @@ class FakeEngine:
             )
         )
 
+    def _fitting(self, token: int, again: bytes) -> int:
+        """A token that goes on with what is to be written again: this one, or the next byte."""
+        data = self.table[token]
+        fits = data and (again.startswith(data) or data.startswith(again))
+        return token if fits or not again else again[0]
+
     def _end(self, request: dict[str, Any], token: int) -> dict[str, Any] | None:
-        sampling = request["submit"].sampling
+        sampling, data = request["submit"].sampling, self.table[token]
+        again = request["again"]
+        request["again"] = again[len(data) :]
+        if again and len(data) <= len(again):
+            request["healed"] += 1
+            return None
         count = len(request["tokens"]) - request["prompt"]
         if token in sampling.stop_ids and count > sampling.min_new_tokens:
             return {"reason": "stop", "matched": token}
         if request["matcher"] is not None:
-            hit = request["matcher"].push(self.table[token])
+            hit = request["matcher"].push(data[len(again) :])
             if hit is not None and count > sampling.min_new_tokens:
                 return {"reason": "stop", "matched": hit[0], "text_bytes": hit[1]}
-        return {"reason": "length"} if count >= sampling.max_new_tokens else None
+        most = sampling.max_new_tokens + request["healed"]
+        return {"reason": "length"} if count >= most else None
 
     def _trie_logprobs(self, rid: int, prompt: list[int], trie: Trie) -> PromptLogprobs:
         tokens = np.frombuffer(trie.tokens, np.int32).tolist()
