@@ -6,17 +6,22 @@ import copy
 import re
 import threading
 from collections.abc import Callable, Sequence
+from ctypes import addressof, c_int32
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..protocol.errors import GrammarError
+from .mask_cache import MaskCache, Place
 from .matcher import MaskRow
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+MAX_ROW_BYTES = 16 << 20
+"""Memory for mask rows of one grammar."""
+_INT32 = np.dtype(np.int32)
 _MESSAGE = 240
 _MORE = re.compile("<state>|<grammar>|<backtrace>")
 
@@ -37,7 +42,13 @@ class LLGuidanceGrammar:
         self._renewing = threading.Lock()
         self._renewals = 0
         self._vocabulary = vocabulary
-        self.nbytes = nbytes
+        self._nbytes = nbytes
+        self.rows = MaskCache(MAX_ROW_BYTES)
+
+    @property
+    def nbytes(self) -> int:
+        """With the rows it holds at the moment."""
+        return self._nbytes + self.rows.nbytes
 
     def matcher(self) -> LLGuidanceMatcher:
         """A fresh matcher."""
@@ -66,24 +77,37 @@ class LLGuidanceMatcher:
         self._grammar = grammar
         self._inner, self._lexer = grammar.start()
         self._vocabulary = vocabulary
+        self._words = vocabulary.words
         self._ends = vocabulary.eos_ids
         self._tokens: list[int] = []
+        self._places: list[Place] = [grammar.rows.start]
+        """Where the output was after each token, up to where the grammar's rows end."""
         self._ended = False
 
     def fill(self, row: MaskRow) -> None:
-        words = self._vocabulary.words
-        if row.shape != (words,) or row.dtype != "int32" or not row.flags.c_contiguous:
+        words = self._words
+        if len(row) != words or row.dtype != _INT32 or row.strides != (4,):
             raise ValueError(f"a mask row is {words} contiguous int32, not {row.dtype} {row.shape}")
         if self._ended:
             self._fill_ends(row)
-        elif self._ends:
-            self._inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            return
+        rows, places = self._grammar.rows, self._places
+        place = places[-1] if places and places[0] is rows.start else None
+        if place is not None and place.row is not None:
+            row[:] = place.row
+            return
+        if self._ends:
+            # A tenth of the time of row.ctypes.data.
+            address = addressof(c_int32.from_buffer(row))  # type: ignore[arg-type]
+            self._inner.unsafe_compute_mask_ptr(address, 4 * words)
             if self._inner.is_error():
                 self._begin_anew()
-                self._inner.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+                self._inner.unsafe_compute_mask_ptr(address, 4 * words)
                 check(self._inner)
         else:
             self._fill_endless(row)
+        if place is not None:
+            rows.keep(place, row)
 
     def _fill_ends(self, row: MaskRow) -> None:
         if not self._ends:
@@ -120,6 +144,11 @@ class LLGuidanceMatcher:
             check(self._inner)
         if taken:
             self._tokens.append(token)
+            place = self._grammar.rows.next(self._places, token)
+            if place is None:
+                self._places.clear()
+            else:
+                self._places.append(place)
         return taken == 1
 
     def rollback(self, n: int) -> None:
@@ -131,7 +160,7 @@ class LLGuidanceMatcher:
         back = n - self._ended
         self._ended = False
         if back:
-            del self._tokens[-back:]
+            del self._tokens[-back:], self._places[-back:]
             if not self._inner.rollback(back) or self._inner.is_error():
                 self._begin_anew()
 
@@ -164,6 +193,7 @@ class LLGuidanceMatcher:
         twin = copy.copy(self)
         twin._inner = self._inner.deep_copy()
         twin._tokens = self._tokens.copy()
+        twin._places = self._places.copy()
         return twin
 
     def _begin_anew(self) -> None:
