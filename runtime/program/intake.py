@@ -131,10 +131,9 @@ class Intake:
             number = Cell(instruction.count)
             number.set(str(block.turns))
             block.scope.bind(instruction.count, number)
-        inner = self._entered(instruction.stream, block)
-        found = [inner.take(one) for one in arm]
-        block.streams = tuple(n for n in inner._scopes if n != instruction.stream)
-        return found
+        block.scopes = {instruction.stream: block.scope}
+        inner = Intake(self._totals, block.scopes, block, block.level)
+        return [inner.take(one) for one in arm]
 
     def until(self, taken: Taken) -> tuple[Resolved, ...]:
         """The value that a repeat's condition looks at, as of the turn that has run."""
@@ -142,7 +141,7 @@ class Intake:
         assert block is not None
         assert isinstance(instruction, Repeat)
         assert instruction.until is not None
-        inner = self._entered(instruction.stream, block)
+        inner = Intake(self._totals, block.scopes, block, block.level)
         return inner._resolve(instruction, instruction.until.value)
 
     # --- instructions, one method each ---
@@ -246,9 +245,6 @@ class Intake:
         self._block(scope, instruction, taken)
 
     # --- blocks ---
-
-    def _entered(self, stream: int, block: Block) -> Intake:
-        return Intake(self._totals, {stream: block.scope}, block, block.level)
 
     def _block(self, scope: Scope, instruction: Switch | Repeat, taken: Taken) -> None:
         if self._level >= self._limits.blocks:

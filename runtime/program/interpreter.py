@@ -156,7 +156,7 @@ class Interpreter:
                 ahead.append(taken)
             else:
                 self._put(taken)
-        forked = [self._streams[number] for number in block.streams]
+        forked = [self._streams[number] for number in block.scopes if number != stream.number]
         for child in forked:
             child.close()
         block.ends = tuple(child.finished for child in forked)

@@ -49,7 +49,7 @@ class Block:
     runs binds them. ``outside``: what its references to streams around it mean. ``left``: what
     it binds, for those that come after it. ``reads``: how often the model is asked in an arm or a
     turn, at most. ``level``: how many blocks are around its arms, itself among them. ``turns`` (or
-    arms) have begun; ``streams`` are forked in the newest, and ``ends`` tell when they end."""
+    arms) have begun; ``scopes`` are those of the newest, ``ends`` tell when what it forks ends."""
 
     scope: Scope
     outside: dict[tuple[int, str], Resolved]
@@ -57,7 +57,7 @@ class Block:
     reads: int
     level: int
     turns: int = 0
-    streams: tuple[int, ...] = ()
+    scopes: dict[int, Scope] = field(default_factory=dict[int, Scope])
     ends: tuple[Cell, ...] = ()
 
 

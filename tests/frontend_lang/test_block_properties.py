@@ -89,10 +89,16 @@ class Writer:
         known |= set.intersection(*ends)
 
     def fork(self, steps: list[Any], known: set[str], held: int, depth: int, role: bool) -> None:
-        """Names of a branch go no further: joined texts only, so that no name is a list."""
-        count = self.dice.randint(1, 3)
-        branches = [self.block(set(known), held, depth + 1, role)[0] for _ in range(count)]
-        steps.append(("fork", branches))
+        """Texts are joined, not names, so that no name is a list; one value may be taken on."""
+        branches, taken = [], None
+        for number in range(self.dice.randint(1, 3)):
+            inside = set(known)
+            branches.append(self.block(inside, held, depth + 1, role)[0])
+            if inside and self.dice.random() < 0.5:
+                taken = (self.dice.choice(NAMES), number, self.dice.choice(sorted(inside)))
+        steps.append(("fork", branches, taken))
+        if taken is not None:
+            known.add(taken[0])
 
 
 def act(s: Any, steps: list[Any], held: list[str]) -> None:
@@ -118,8 +124,11 @@ def act(s: Any, steps: list[Any], held: list[str]) -> None:
                 act(s, rest[1], list(held))
         elif kind == "fork":
             forks = s.fork(len(rest[0]))
-            for branch, inner in zip(forks, rest[0], strict=True):
+            branches, taken = rest
+            for branch, inner in zip(forks, branches, strict=True):
                 act(branch, inner, list(held))
+            if taken is not None:
+                s[taken[0]] = forks[taken[1]][taken[2]]
             forks.join("concate_and_append")
         elif kind == "switch":
             on, match, arms, default = rest

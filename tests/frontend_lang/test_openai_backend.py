@@ -218,6 +218,23 @@ def test_compiled_and_lazy_ask_for_the_same(server, backend):
     assert sorted(json.dumps(b, sort_keys=True) for _, b, _ in server.stub.requests) == lazy
 
 
+def test_loops_run_there_too(server, backend):
+    @rt.function
+    def count(s):
+        def turn(s):
+            s += rt.user("say " + s["n"]) + rt.assistant(rt.gen("a"))
+            s.switch(s["a"], {"2": rt.user("stop") + rt.assistant(rt.gen("end"))})
+
+        s.repeat(turn, 9, until=lambda s: rt.matches(s["a"], 2), count="n")
+
+    whole = count.compile().run(backend=backend)
+    assert (whole["a"], whole["end"], whole["n"]) == ("2", "STOP", "2")
+    assert whole.messages() == count.run(backend=backend).messages()
+    asked = [body["messages"] for _, body, _ in server.stub.requests]
+    assert asked[:3] == asked[3:]
+    assert [len(messages) for messages in asked[:3]] == [1, 3, 5]
+
+
 def test_a_program_without_roles_uses_completions(server, backend):
     @rt.function
     def f(s):

@@ -48,7 +48,7 @@ FIELDS = {
     "warm": {},
     "end": {},
 }
-INSTRUCTIONS = st.one_of(
+FLAT = st.one_of(
     *(
         st.fixed_dictionaries(
             {"type": st.just(tag), **fields},
@@ -57,6 +57,24 @@ INSTRUCTIONS = st.one_of(
         for tag, fields in FIELDS.items()
     )
 )
+
+
+def blocks(inner):
+    """Switches and loops around other instructions."""
+    arm = st.lists(inner, max_size=3)
+    op = {"op": st.integers(-1, 99), "stream": st.sampled_from([0, 0, 0, 1])}
+    match = {"match": st.sampled_from(["strip", "exact", "contains", "regex"])}
+    condition = st.fixed_dictionaries({"value": PARTS, "texts": st.just(["a", "x"])})
+    switch = {"type": st.just("switch"), "value": PARTS}
+    repeat = {"type": st.just("repeat"), "body": arm, "times": st.sampled_from([0, 1, 2, 3, 10**9])}
+    cases = {"cases": st.dictionaries(st.sampled_from(["a", "x"]), arm), "default": arm}
+    return st.one_of(
+        st.fixed_dictionaries(switch, optional={**op, **match, **cases}),
+        st.fixed_dictionaries(repeat, optional={**op, "until": condition, "count": NAME}),
+    )
+
+
+INSTRUCTIONS = st.one_of(FLAT, FLAT, st.recursive(FLAT, blocks, max_leaves=6))
 ITEMS = st.one_of(
     st.just({"role": "user", "content": "a"}),
     st.just({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}),

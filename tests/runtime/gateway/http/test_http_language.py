@@ -76,6 +76,37 @@ async def test_python_that_looks_at_values_in_between(backends, site):
     assert states[0].text() == states[1].text() == "0:hi!1:hi!2:hi!"
 
 
+@rt.function
+def agent(s, task):
+    s += f"Task {task}"
+    s["why"] = "none"
+
+    def turn(s):
+        forks = s.fork(2)
+        for seed, fork in enumerate(forks):
+            fork += f" {seed}:" + rt.gen("idea", max_tokens=4, seed=seed)
+        s["mine"] = forks[0]["idea"]
+        forks.join()
+        s += rt.select("act", ["ab", "cd"])
+        s.switch(s["act"], {"ab": "!" + rt.gen("why", max_tokens=2)}, s["mine"])
+
+    s.repeat(turn, 3, until=lambda s: rt.matches(s["why"], "z", match="contains"), count="turn")
+    s += "Turn " + s["turn"]
+
+
+async def test_a_loop_gives_the_same_whole_and_line_by_line(backends):
+    whole = agent.compile(task="x")
+    states = [await asyncio.to_thread(run, whole, b, temperature=0) for b in backends]
+    states += [await asyncio.to_thread(run, agent, b, task="x", temperature=0) for b in backends]
+    for state in states[1:]:
+        assert state.text() == states[0].text()
+        for name in ("idea", "mine", "act", "why", "turn"):
+            assert state[name] == states[0][name]
+            assert state.history(name) == states[0].history(name)
+    assert states[0]["turn"] == "3"
+    assert len(states[0].history("act")) == 3
+
+
 def test_a_score_that_is_no_number():
     scores = [
         ChoiceScore(text=text, input_token_logprobs=[], normalized_prompt_logprobs=value)

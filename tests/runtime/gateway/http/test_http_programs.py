@@ -106,6 +106,80 @@ async def test_a_whole_program_gives_what_it_gives_over_the_other_port(site):
     await site.idle()
 
 
+LOOP = [
+    {"type": "text", "parts": ["ab"]},
+    {
+        "type": "repeat", "op": 9, "times": 5, "count": "n",
+        "body": [
+            {"type": "gen", "op": 1, "name": "x"},
+            {"type": "switch", "op": 2, "value": [{"type": "ref", "stream": 0, "name": "n"}],
+             "cases": {"2": [{"type": "bind", "op": 3, "name": "stop", "parts": ["yes"]}]},
+             "default": [{"type": "bind", "op": 4, "name": "stop", "parts": ["no"]}]},
+        ],
+        "until": {"value": [{"type": "ref", "stream": 0, "name": "stop"}], "texts": ["yes"]},
+    },
+    {"type": "sync", "op": 10, "want": "text"},
+]  # fmt: skip
+
+
+async def test_a_loop_and_a_switch_as_json(site):
+    site.engine.says("h", "i")
+    program = {"instructions": LOOP, "sampling": GREEDY}
+    answer = (await site.post(PATH, program=program)).json()
+    assert answer["status"] == "completed"
+    assert answer["values"] == {"x": "hi", "n": "2", "stop": "yes"}
+    entered = [event for event in answer["events"] if event["type"] == "entered"]
+    assert entered == [
+        {"type": "entered", "stream": 0, "op": 9, "turn": 1},
+        {"type": "entered", "stream": 0, "op": 2},
+        {"type": "entered", "stream": 0, "op": 9, "turn": 2},
+        {"type": "entered", "stream": 0, "op": 2, "case": "2"},
+    ]
+    (text,) = [event["text"] for event in answer["events"] if event["type"] == "synced"]
+    assert text == "abhihi"
+    await site.idle()
+
+
+async def test_loops_in_pieces(site):
+    site.engine.says("h", "i")
+    opened = (await site.post(PATH, closed=False, sampling=GREEDY)).json()
+    path = f"{PATH}/{opened['id']}/append"
+    for instruction in LOOP[:-1]:
+        assert (await site.post(path, instructions=[instruction])).status_code == 200
+    answer = (await site.post(path, instructions=LOOP[-1:], closed=True)).json()
+    assert answer["values"] == {"x": "hi", "n": "2", "stop": "yes"}
+    await site.idle()
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"times": 0}, "times must be 1 to"),
+        ({"times": "5"}, "Expected `int`"),
+        ({"body": [{"type": "loop"}]}, "Invalid value 'loop'"),
+        ({"body": [{"type": "text", "parts": ["a"], "stream": 4}]}, "stream 4 does not exist"),
+        ({"body": [{"type": "role_begin", "role": "user"}]}, "role 'user' is open"),
+        ({"until": {"value": ["a"], "texts": ["b"], "match": "regex"}}, "Invalid enum value"),
+    ],
+)
+async def test_blocks_that_cannot_be(site, change, what):
+    reply = await site.post(PATH, program={"instructions": [{**LOOP[1], **change}]})
+    assert reply.status_code == 400
+    assert what in reply.json()["error"]["message"]
+    await site.idle()
+
+
+async def test_a_body_nested_too_deep_is_a_bad_request(site):
+    one = {"type": "text", "parts": ["a"]}
+    for depth in (60, 300):
+        for _ in range(depth):
+            one = {"type": "repeat", "times": 1, "body": [one]}
+        reply = await site.post(PATH, program={"instructions": [one]})
+        assert reply.status_code == 400
+        assert "nest" in reply.json()["error"]["message"]
+    await site.idle()
+
+
 async def test_a_stream_has_an_event_for_each_value_and_piece_of_text(site):
     site.engine.says("h", "i", "!")
     program = data([Text(parts=("ab",)), Gen(op=0, name="x", sampling=GREEDY)])
