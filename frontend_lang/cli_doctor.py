@@ -54,8 +54,8 @@ def doctor(
 def findings_of(full: bool) -> Iterator[Finding]:
     """Everything that was found, in order."""
     checks: list[Callable[[], Finding]] = [
-        _python, _packages, _torch, _cpu, _memory, _gpu, _triton, _cache, _model, _http_port,
-        _zmq_port, _sockets,
+        _python, _packages, _torch, _cpu, _memory, _gpu, _triton, _cache, _tiers, _model,
+        _http_port, _zmq_port, _sockets,
     ]  # fmt: skip
     for check in checks:
         yield check()
@@ -131,6 +131,16 @@ def _cache() -> Finding:
         return Finding("missing", "cache", f"{folder} cannot be written; set RAMET_HOME")
     free = shutil.disk_usage(there).free / _GIB
     return Finding("ok" if free >= 1 else "note", "cache", f"{folder}, {free:.1f} GiB free")
+
+
+def _tiers() -> Finding:
+    from ramet.runtime.model import store
+
+    there = next(path for path in (store.home(), *store.home().parents) if path.exists())
+    host = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / _GIB
+    disk = shutil.disk_usage(there).free / _GIB
+    text = f"room for KV: host_cache_gb up to {host:.0f}, disk_cache_gb up to {disk:.0f} ({there})"
+    return Finding("ok", "cache tiers", text)
 
 
 def _model() -> Finding:

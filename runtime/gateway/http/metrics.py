@@ -19,6 +19,7 @@ from .series import TOKENS, Counter, Gauge, Histogram, histogram_family
 __all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
 
 _OURS, _THEIRS = "ramet:", "vllm:"
+_TIERS = ("host", "disk")
 _REASONS = ("stop", "length", "abort", "error", "rejected")
 
 
@@ -64,6 +65,25 @@ class Metrics(Observer):
             "reason", ("queue", "connections"),
         )  # fmt: skip
         self._masks = Counter("grammar_mask_seconds", "Spent on masks of constrained rows.")
+        tiers = "tier", _TIERS
+        self._tiers = {
+            "hit_tokens": Counter(
+                "cache_tier_hit_tokens", "Prompt tokens found below the tree, by tier.", *tiers
+            ),
+            "miss_tokens": Counter(
+                "cache_tier_miss_tokens", "Prompt tokens looked for there in vain.", *tiers
+            ),
+            "loads": Counter("cache_tier_loads", "Loads out of a tier.", *tiers),
+            "loaded_bytes": Counter("cache_tier_loaded_bytes", "KV loaded out of a tier.", *tiers),
+            "stored_bytes": Counter("cache_tier_stored_bytes", "KV stored in a tier.", *tiers),
+            "dropped_blocks": Counter(
+                "cache_tier_dropped_blocks", "Blocks that a tier had no room for.", *tiers
+            ),
+        }
+        self._tier_bytes = {
+            tier: Gauge(f"{tier}_cache_used_bytes", f"KV that the {tier} tier holds.")
+            for tier in _TIERS
+        }
         self._restarts = Counter("engine_restarts", "Times that the engine came back.")
         self._ttft = Histogram("time_to_first_token_seconds", "From arrival to first token.")
         self._itl = Histogram("inter_token_latency_seconds", "Between tokens of a request.")
@@ -155,6 +175,7 @@ class Metrics(Observer):
             self._usage.value = pages.get("held", 0) / max(1, pages.get("total", 1))
             self._preempted.add(self._more("retracted", info))
             self._masks.add(self._more("mask_seconds", info))
+            self._note_tiers(info.get("tiers") or {})
             self._info = info
         requests = (info.get("requests") or {}) if up else {}
         self._running.value = requests.get("running", 0)
@@ -164,13 +185,21 @@ class Metrics(Observer):
 
     def _more(self, name: str, info: Mapping[str, Any]) -> float:
         """What an engine's counter grew by since the last look. A smaller one is a new engine's."""
-        now, before = info.get(name, 0), self._info.get(name, 0)
-        return now - before if now >= before else now
+        return _grown(name, info, self._info)
+
+    def _note_tiers(self, tiers: Mapping[str, Any]) -> None:
+        before = self._info.get("tiers") or {}
+        for tier in _TIERS:
+            now = tiers.get(tier) or {}
+            self._tier_bytes[tier].value = now.get("used_bytes", 0)
+            for name, counter in self._tiers.items():
+                counter.add(_grown(name, now, before.get(tier) or {}), tier)
 
     def families(self) -> Iterator[Metric]:
         """All that there is, under names without a prefix."""
         labels = {"model_name": self.model, "engine": "0"}
-        for series in vars(self).values():
+        every = [*vars(self).values(), *self._tiers.values(), *self._tier_bytes.values()]
+        for series in every:
             if isinstance(series, (Counter, Gauge, Histogram)):
                 yield from series.families(labels)
         steps = self._info.get("step_tokens")
@@ -179,6 +208,11 @@ class Metrics(Observer):
                 "iteration_tokens_total", "Tokens computed in a step.", labels,
                 steps["bounds"], steps["counts"], steps["sum"],
             )  # fmt: skip
+
+
+def _grown(name: str, info: Mapping[str, Any], before: Mapping[str, Any]) -> float:
+    now, old = info.get(name, 0), before.get(name, 0)
+    return now - old if now >= old else now
 
 
 class _Shown(Collector):
