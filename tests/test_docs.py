@@ -50,7 +50,7 @@ def test_the_first_program_runs(document, tmp_path, monkeypatch, capsys):
 def test_the_json_form_is_a_program():
     (text,) = blocks("docs/programs.md", "json")
     program = msgspec.json.decode(text, type=Program)
-    intake = Intake({"topic": "sleep"}, Limits())
+    intake = Intake.of({"topic": "sleep"}, Limits())
     taken = [intake.take(instruction) for instruction in program.instructions]
     assert len(taken) == 9
     assert [gather.name for item in taken for gather in item.gathers] == ["tip"]

@@ -232,3 +232,19 @@ def test_branches_raise_what_failed(example, scripted):
     backend = scripted({"tip": ["one", rt.BackendError("gone"), "three"], "best": "1"})
     with pytest.raises(rt.BackendError, match="gone"):
         example("branches").main(backend)
+
+
+def test_a_compiled_agent_looks_up_until_it_has_finished(example, scripted):
+    backend = scripted(
+        {
+            "thought": lambda prompt: " hm" if "Observation: 2800000" not in prompt else " ah",
+            "action": ["lookup", "lookup", "finish"],
+            "argument": ["Atlantis", "Rome ", "2800000"],
+        }
+    )
+    module = example("react_compiled")
+    state = module.react.compile().run("Where?", backend=backend)
+    assert (state.ret_value, state["steps"]) == ("2800000", "3")
+    text = state.text().removeprefix(module.SHOTS)
+    assert "Observation: Atlantis is not in the table\n" in text
+    assert text.endswith("Observation: 2800000\nThought: ah\nAction: finish[2800000]\n")

@@ -27,6 +27,11 @@ SHOWS = {
     "judge": [r"clarity: (poor|fair|good|excellent)\. \w", r"style: \w", r"all in all, \w"],
     "parallel_tips": [r"eating well: \w", r"exercise: \w", r"sleep: \w", r"In short: \w"],
     "react_agent": [r"Action: lookup\[Rome\]\nObservation: 2800000\n", r"answer: 2800000\n"],
+    "react_compiled": [
+        r"^   0  repeat +4 times counted in steps",
+        r"Rome\? 2800000 after 2 steps\n.*-> lookup\n.*-> finish\n",
+        r"Madrid\? 3300000 after 2 steps",
+    ],
     "retrieval_qa": [
         r"built\?\n .*1871",
         r"cost\?\n .*12",
