@@ -178,7 +178,7 @@ def tree_decode(
         LSE=lse is not None,
         device=q.device,
         pdl=pdl,
-        warps=4,
+        warps=1,
     )
     return out
 
