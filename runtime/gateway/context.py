@@ -14,13 +14,15 @@ from ..program.instructions import ChoicesMethod
 from ..protocol.errors import ProgramError
 from ..protocol.meta import MetaInfo
 from ..protocol.sampling import SamplingParams
+from .cutting import Cutter
 from .fork_point import ForkPoint, Mark
 from .generation import Generation, Sample, all_of
 from .healing import TakenBack
-from .history import History, Item, Segment
+from .history import History, Item
 from .request import Handle, IntArray, joined
 from .scoring import score_choices
 from .template import TemplateSession
+from .trie_scoring import TrieScoring
 from .trie_scoring import TrieScoring
 
 if TYPE_CHECKING:
@@ -217,29 +219,13 @@ class EngineContext:
 
         Long texts are cut in a thread, so that other programs go on meanwhile.
         """
+        before = int(self._ids[-1]) if len(self._ids) else None
+        cutter = Cutter(self._executor.tokenizer, [*self._pending], before, self._prepend)
+        ends = [(extra, self._role is None) for extra in extras]
         size = sum(len(item[0]) for item in self._pending if isinstance(item, tuple))
-        if size * len(extras) < _LONG_CHARACTERS:
-            return [self._cut(extra) for extra in extras]
-        return await asyncio.to_thread(lambda: [self._cut(extra) for extra in extras])
-
-    def _cut(self, extra: str) -> list[int]:
-        items = [*self._pending, (extra, self._role is None)] if extra else self._pending
-        tokens: list[int] = []
-        run: list[Segment] = []
-        for item in items:
-            if isinstance(item, tuple):
-                run.append(item)
-            else:
-                tokens += self._encode(run, not tokens)
-                tokens += item.tolist()
-                run = []
-        return tokens + self._encode(run, not tokens)
-
-    def _encode(self, run: list[Segment], first: bool) -> list[int]:
-        if not run:
-            return []
-        start = first and self._prepend and not len(self._ids)
-        return self._executor.tokenizer.encode_segments(run, start=start)
+        if size + sum(map(len, extras)) < _LONG_CHARACTERS:
+            return cutter.with_ends(ends)
+        return await asyncio.to_thread(cutter.with_ends, ends)
 
     async def _prompt(self) -> IntArray:
         """All tokens as of now. A prompt of nothing starts with the model's first token."""
@@ -351,6 +337,8 @@ class EngineContext:
             raise
         self._settle(scored.ids)
         self._keep(keep, scored.shared)
+        if not scored.shared:
+            self._keep(None, 0)  # nothing was there to be kept
         if not scored.shared:
             self._keep(None, 0)  # nothing was there to be kept
         self._leave_points()

@@ -18,6 +18,7 @@ from .gguf_tokenizer import gguf_tokenizer
 from .template import ChatTemplate
 from .token_bytes import BYTE_CHARACTERS, bytes_of_tokens
 
+_WORD_AND_BLANK = re.compile(rb"[A-Za-z0-9] ")
 
 class Tokenizer:
     """A thin class over `tokenizers.Tokenizer`.
@@ -171,6 +172,12 @@ class Tokenizer:
     def bytes_table(self) -> list[bytes]:
         """[vocab_size] bytes of every id."""
         return bytes_of_tokens(self.inner, self.vocab_size)
+
+    @cached_property
+    def words_are_apart(self) -> bool:
+        """Whether no token holds the end of a word together with a blank behind it."""
+        names = (name.encode() for name in self._special)
+        return not any(_WORD_AND_BLANK.search(data) for data in (*self.bytes_table, *names))
 
     @cached_property
     def longest_token(self) -> int:

@@ -1,0 +1,121 @@
+"""One text with many ends: each is cut as if it had been cut alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ramet.runtime.gateway.cutting import WORTH_SPLITTING, Cutter
+from ramet.runtime.gateway.tokenizer import Tokenizer
+from tokenizers import models, pre_tokenizers
+
+WORDS = [
+    "the quick", " fox", " jumps over", "  1234", " wörld", " 日本語の テキスト", "\n\n\tpass",
+    " x", " don't", "<|im_end|>", "<wide>", " <tool> a", "a b c", " \n b", "é", " e\u0301 f",
+    "42 times", " THE END ", "   ", " and the", "the the the",
+]  # fmt: skip
+ENDS = ["", " fox", "fox", "\u0301x", " ", "  and", "1", "<|im_end|>", "'t", "\n", "é", "ssistant"]
+
+pieces = st.lists(
+    st.tuples(st.sampled_from(WORDS), st.booleans())
+    | st.integers(20, 200).map(lambda n: np.array([n, n + 1], np.int32)),
+    max_size=8,
+)
+
+
+def encoded_at_once(tokenizer: Tokenizer, items: list[Any], before: Any, start: bool) -> list[int]:
+    """What is between given tokens is encoded as one."""
+    tokens: list[int] = []
+    run: list[Any] = []
+    for item in [*items, None]:
+        if isinstance(item, tuple):
+            run.append(item)
+            continue
+        if any(text for text, _ in run):
+            last = tokens[-1] if tokens else before
+            tokens += tokenizer.encode_segments(run, start=start and last is None, after=last)
+        run = []
+        if item is not None:
+            tokens += item.tolist()
+    return tokens
+
+
+def check(
+    tokenizer: Tokenizer, items: list[Any], ends: list[str], before: Any, special: bool
+) -> None:
+    found = Cutter(tokenizer, items, before, True).with_ends([(end, special) for end in ends])
+    for end, got in zip(ends, found, strict=True):
+        assert got == encoded_at_once(tokenizer, [*items, (end, special)], before, True), end
+
+
+@settings(max_examples=200, deadline=None)
+@given(items=pieces, before=st.sampled_from([None, 30]), special=st.booleans(), data=st.data())
+def test_every_end_as_if_alone(
+    tokenizer: Tokenizer, items: list[Any], before: Any, special: bool, data: Any
+) -> None:
+    if data.draw(st.booleans()):
+        items = [(" lazy dog." * 40, special), *items]  # long enough to be worth it
+    check(tokenizer, items, ENDS, before, special)
+
+
+def counted(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    sizes: list[int] = []
+    encode = tokenizer.encode_segments
+
+    def count(segments: Any, **options: Any) -> list[int]:
+        segments = list(segments)
+        sizes.append(sum(len(text) for text, _ in segments))
+        return encode(segments, **options)
+
+    monkeypatch.setattr(tokenizer, "encode_segments", count)
+    return sizes
+
+
+def test_a_long_text_is_not_cut_for_every_end(
+    byte_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "The quick brown fox jumps over the lazy dog. " * 50
+    ends = [f"Number {i}" for i in range(100)]
+    want = [encoded_at_once(byte_tokenizer, [(text + end, True)], None, True) for end in ends]
+    sizes = counted(byte_tokenizer, monkeypatch)
+    items = [(text, True)]
+    assert Cutter(byte_tokenizer, items, None, True).with_ends([(e, True) for e in ends]) == want
+    assert sum(sizes) < 5 * len(text)
+    # Nor is it where it comes before tokens that were generated.
+    sizes.clear()
+    items = [(text, True), np.array([40, 41], np.int32), (" so", True)]
+    Cutter(byte_tokenizer, items, None, True).with_ends([(e, True) for e in ends])
+    assert sum(sizes) < 2 * len(text)
+    assert len(text) > WORTH_SPLITTING
+
+
+def test_where_tokens_hold_several_words_all_is_cut_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A vocabulary with "a b": what stands before a blank depends on what comes behind it."""
+    symbols = ["a", "b", "c", "Ġ", "Ġb", "Ġc", "aĠb", "Ġca"]
+    merges = [("Ġ", "b"), ("a", "Ġb"), ("Ġ", "c"), ("Ġc", "a")]
+    model = models.BPE({symbol: i for i, symbol in enumerate(symbols)}, merges)
+    inner = tokenizers.Tokenizer(model)
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer = Tokenizer(inner)
+    assert not tokenizer.words_are_apart
+    items = [("a ca" * 200 + "a c", True)]
+    check(tokenizer, items, ["", "a b", "a", " b"], None, True)
+    sizes = counted(tokenizer, monkeypatch)
+    Cutter(tokenizer, items, None, True).with_ends([("", True), ("b", True), ("a", True)])
+    assert min(sizes) >= 803
+
+
+def test_what_goes_on_from_tokens_gets_no_blank_of_its_own(
+    trained: dict[str, tokenizers.Tokenizer],
+) -> None:
+    tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(trained["legacy"].to_str()))
+    (ids,) = Cutter(tokenizer, [("fox", True)], 30, True).with_ends([("", True)])
+    assert b"".join(map(tokenizer.token_bytes, ids)) == b"fox"
+    (ids,) = Cutter(tokenizer, [("fox", True)], None, True).with_ends([("", True)])
+    assert b"".join(map(tokenizer.token_bytes, ids)) == b" fox"
