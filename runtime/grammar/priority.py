@@ -16,10 +16,8 @@ def go_last(pid: int) -> None:
 
 
 def computed(pid: int) -> float | None:
-    """Seconds that a process has computed on all cores together; None where nobody says."""
+    """Seconds that a process of one thread has computed; None where nobody says."""
     try:
-        # The name, which comes second in parentheses, may hold anything.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
     except (OSError, ValueError, IndexError):
         return None

@@ -20,7 +20,7 @@ from .spec import Spec
 from .vocabulary import Vocabulary
 
 START_SECONDS = 60.0
-PATIENCE_SECONDS, FAIR_SHARE = 0.3, 0.25
+PATIENCE_SECONDS, FAIR_SHARE = 0.1, 0.1
 """A try goes last at first, so that nobody is held up. If it was let compute for less than that
 share of that time, others want all that the machine has, and it would never end: then it begins
 again with its turns among them, ..."""
@@ -42,15 +42,28 @@ class Workers:
         self._control: socket.socket | None = None
         self._closed = False
         self._tries: set[int] = set()
+        self._spare: dict[str, socket.socket] = {}
+        """To a process forked ahead, for each library that was asked for."""
 
     def pids(self) -> list[int]:
-        """The tries that go on; first the server, where it runs."""
+        """Of the server, where it runs, then of the tries that go on."""
         server = self._server
         return [*([] if server is None else [server.pid]), *self._tries]
 
     def ask(self, backend: str, spec: Spec, until: float) -> Reply:
         """Try a spec until that time. Raises `TimeoutError`, or `WorkerDied` where it needs too
         much memory; both leave no process behind. `BackendError` if none can be started."""
+        try:
+            try:
+                return self._ask(backend, spec, until)
+            except WorkerDied:
+                if not self._lost_server():  # then it is the try's own fault
+                    raise
+                return self._ask(backend, spec, until)
+        finally:
+            self._fork_ahead(backend)
+
+    def _ask(self, backend: str, spec: Spec, until: float) -> Reply:
         with self._begin(backend, spec, last=True) as first:
             first.wait(min(time.monotonic() + PATIENCE_SECONDS, until))
             if first.answers or not first.starves:
@@ -75,7 +88,9 @@ class Workers:
     def _begin(self, backend: str, spec: Spec, *, last: bool) -> _Try:
         job = Job(backend, spec.kind, spec.text, spec.whitespace, spec.prefix, last)
         for _ in range(_STARTS):
-            line = self._line(backend)
+            with self._lock:
+                line = self._spare.pop(backend, None)
+            line = line or self._line(backend)
             try:
                 born = read_frame(
                     line.fileno(), Born, limit=64, until=time.monotonic() + START_SECONDS
@@ -85,6 +100,25 @@ class Workers:
             except (TimeoutError, WorkerDied):
                 line.close()  # the server died, or somebody killed this one: once more
         raise BackendError("a process that compiles grammars could not be started")
+
+    def _lost_server(self) -> bool:
+        """Whether there is no server any more, though nobody closed it."""
+        with self._lock:
+            if self._server is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._server.wait(0.05)  # its tries end a moment before it is gone
+                    self._kill()
+            return self._server is None and not self._closed
+
+    def _fork_ahead(self, backend: str) -> None:
+        """Have a process ready for the next who asks: a fork takes as long as many a try."""
+        with contextlib.suppress(WorkerDied, BackendError):
+            line = self._line(backend)
+            with self._lock:
+                if not self._closed and backend not in self._spare:
+                    self._spare[backend] = line
+                    return
+            line.close()
 
     def _line(self, backend: str) -> socket.socket:
         """A connection to a process that is being forked."""
@@ -142,6 +176,9 @@ class Workers:
         """The server is gone, and with it all that it forked."""
         server, self._server = self._server, None
         control, self._control = self._control, None
+        for line in self._spare.values():
+            line.close()
+        self._spare.clear()
         if control is not None:
             control.close()
         if server is not None:
