@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import tempfile
 from pathlib import Path
 
 from .protocol.errors import BadInputError
@@ -50,15 +51,14 @@ def cache_folder(folder: str) -> Path:
 
 def _make(path: Path) -> None:
     """Nobody ever sees half of it, and of two who make one the first wins."""
-    unfinished = path.with_name(f"{SECRET_NAME}.{os.getpid()}.part")
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    descriptor, unfinished = tempfile.mkstemp(prefix=f"{SECRET_NAME}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(os.urandom(SECRET_BYTES))
         with contextlib.suppress(FileExistsError):
             os.link(unfinished, path)
     finally:
-        unfinished.unlink()
+        Path(unfinished).unlink()
 
 
 def _refused(folder: str, error: OSError) -> BadInputError:
