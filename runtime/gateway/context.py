@@ -23,7 +23,6 @@ from .request import Handle, IntArray, joined
 from .scoring import score_choices
 from .template import TemplateSession
 from .trie_scoring import TrieScoring
-from .trie_scoring import TrieScoring
 
 if TYPE_CHECKING:
     from .executor import EngineExecutor
@@ -223,7 +222,7 @@ class EngineContext:
         cutter = Cutter(self._executor.tokenizer, [*self._pending], before, self._prepend)
         ends = [(extra, self._role is None) for extra in extras]
         size = sum(len(item[0]) for item in self._pending if isinstance(item, tuple))
-        if size + sum(map(len, extras)) < _LONG_CHARACTERS:
+        if size * len(extras) + sum(map(len, extras)) < _LONG_CHARACTERS:
             return cutter.with_ends(ends)
         return await asyncio.to_thread(cutter.with_ends, ends)
 
@@ -337,8 +336,6 @@ class EngineContext:
             raise
         self._settle(scored.ids)
         self._keep(keep, scored.shared)
-        if not scored.shared:
-            self._keep(None, 0)  # nothing was there to be kept
         if not scored.shared:
             self._keep(None, 0)  # nothing was there to be kept
         self._leave_points()
