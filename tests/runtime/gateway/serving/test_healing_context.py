@@ -137,14 +137,35 @@ async def test_markers_and_special_tokens_stay(world):
     assert asked(world) == (encode("a<eos>"), b"l")
 
 
-async def test_a_token_that_holds_some_of_a_marker_stays(new_world, new_tokenizer):
-    template = "{% for m in messages %}[{{ m.role }}]c{{ m.content }}{% endfor %}"
+async def test_a_marker_of_ordinary_tokens_stays(new_world, new_tokenizer):
+    """Also one that could go on, and a token that holds some of it."""
+    template = "{% for m in messages %}[{{ m.role }}]a{{ m.content }}[/]l{% endfor %}"
     async with new_world(new_tokenizer(template=template)) as world:
+        encode = world.tokenizer.encode
         context = await world.context()
         context.role_begin("user")
-        context.append("d")  # "cd" is one token
+        children = [context.fork() for _ in range(4)]
+        for child, text in zip(children, ("", "b", "bl", "ab")):
+            child.append(text)
+            await gen(child)
+        asked = [(p, s.sampling.heal) for p, s in zip(world.engine.prompts, world.engine.submits)]
+        assert asked == [
+            (encode("[user]a"), b""),
+            (encode("[user]ab"), b""),
+            (encode("[user]ab"), b"l"),
+            (encode("[user]a"), b"ab"),
+        ]
+        context.append("x")
+        context.role_end("user")
         await gen(context)
-        assert asked(world) == (world.tokenizer.encode("[user]cd"), b"")
+        assert world.engine.prompts[-1] == encode("[user]ax[/]l")
+        context = await world.context()
+        context.role_begin("user")
+        context.append("x")
+        context.role_end("user")
+        context.append("l")  # one token with the marker's
+        await gen(context)
+        assert world.engine.prompts[-1] == encode("[user]ax[/]ll")
 
 
 async def test_the_first_token_of_all_stays(world):
@@ -258,13 +279,13 @@ def test_the_text_is_the_literal_and_then_the_value(new_world, seed, literals, s
             result = await gen(
                 context,
                 lambda text, _: pieces.append(text),
-                max_new_tokens=dice.randint(1, 12),
-                min_new_tokens=0,
+                max_new_tokens=dice.randint(3, 12),
+                min_new_tokens=minimum,
                 stop=tuple(stops),
                 ignore_eos=bool(minimum),
             )
             assert "".join(pieces) == result.text
-            assert not any(stop in result.text for stop in stops)
+            assert minimum or not any(stop in result.text for stop in stops)
             await gen(context, heal=False, max_new_tokens=1)
             shown = world.tokenizer.decode(world.engine.prompts[-1])
             whole = "p" + "".join(literals) + result.text
