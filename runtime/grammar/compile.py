@@ -48,7 +48,10 @@ def _compiler(tokenizer: Tokenizer, backend: str) -> Compiler:
     with _lock:
         if key not in _compilers:
             vocabulary = Vocabulary.from_tokenizer(tokenizer)
-            _compilers[key] = (tokenizer, Compiler(vocabulary, backend, workers=2))
+            _compilers[key] = (
+                tokenizer,
+                Compiler(vocabulary, backend, workers=2, background=False),
+            )
         _compilers.move_to_end(key)
         if len(_compilers) > MAX_COMPILERS:
             _, (_, old) = _compilers.popitem(last=False)

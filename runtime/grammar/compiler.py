@@ -34,7 +34,7 @@ class Compiler:
 
     ``deadline``: seconds after which a spec that was asked for fails; its process is then killed.
     ``memory_limit``: bytes of address space of a worker. ``cache_bytes``: bound of the grammars
-    that are remembered.
+    that are remembered. ``background``: tries make way for all else that computes.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Compiler:
         memory_limit: int = 2 << 30,
         cache_bytes: int = 256 << 20,
         workers: int = 4,
+        background: bool = True,
     ) -> None:
         route("regex", backend)  # raises for an unknown name
         self.vocabulary = vocabulary
@@ -58,7 +59,7 @@ class Compiler:
         self._queue: deque[Flight] = deque()
         self._changed = threading.Condition()
         self._threads: set[threading.Thread] = set()
-        self._workers = Workers(vocabulary, memory_limit)
+        self._workers = Workers(vocabulary, memory_limit, background=background)
         self._idle = 0
         self._closed = False
         self._backends: dict[str, Backend] = {}

@@ -24,7 +24,7 @@ PATIENCE_SECONDS, FAIR_SHARE = 0.1, 0.1
 """A try goes last at first, so that nobody is held up. If it was let compute for less than that
 share of that time, others want all that the machine has, and it would never end: then it begins
 again with its turns among them, ..."""
-TURN_SECONDS = 1.0
+TURN_SECONDS = 2.0
 """... for so long."""
 _STARTS = 2
 _REPLY_BYTES = 1 << 30
@@ -32,11 +32,15 @@ _QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "RAYON_NUM_THREAD
 
 
 class Workers:
-    """A server process, started by the first question, that forks one for each try. Thread-safe."""
+    """A server process, started by the first question, that forks one for each try. Thread-safe.
+    ``background``: tries make way for all else that computes."""
 
-    def __init__(self, vocabulary: Vocabulary, memory_limit: int) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, memory_limit: int, *, background: bool = True
+    ) -> None:
         self._vocabulary = vocabulary
         self._memory_limit = memory_limit
+        self._background = background
         self._lock = threading.Lock()
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -64,6 +68,9 @@ class Workers:
             self._fork_ahead(backend)
 
     def _ask(self, backend: str, spec: Spec, until: float) -> Reply:
+        if not self._background:
+            with self._begin(backend, spec, last=False) as only:
+                return only.reply(until)
         with self._begin(backend, spec, last=True) as first:
             first.wait(min(time.monotonic() + PATIENCE_SECONDS, until))
             if first.answers or not first.starves:

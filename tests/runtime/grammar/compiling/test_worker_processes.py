@@ -88,6 +88,23 @@ def test_a_try_computes_while_nobody_else_wants_to(small):
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="Linux has such a class of processes")
+def test_where_nobody_is_held_up_a_try_has_its_turns(small, monkeypatch):
+    monkeypatch.setattr(process, "FAIR_SHARE", 100.0)
+    compiler = Compiler(small, deadline=1.5, background=False)
+    try:
+        pending = compiler.submit(hard(0))
+        until(lambda: bool(trials(compiler)))
+        before = trials(compiler)
+        time.sleep(0.5)
+        assert trials(compiler) == before
+        assert not goes_last(before[0])
+        with pytest.raises(GrammarError, match="too complex"):
+            pending.result()
+    finally:
+        compiler.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="Linux has such a class of processes")
 def test_one_that_is_never_let_compute_begins_again_for_a_while(small, monkeypatch):
     monkeypatch.setattr(process, "FAIR_SHARE", 100.0)  # so that every one starves
     compiler = Compiler(small, deadline=6.0)
