@@ -124,7 +124,7 @@ def merge(
         LSE=lse_out is not None,
         device=partial.device,
         pdl=pdl,
-        warps=2,
+        warps=1,
     )
     return out
 
