@@ -209,6 +209,7 @@ class Engine:
                 data = self.info()
             case "flush":
                 if self.scheduler.idle and not self._flights:
+                    self.scheduler.loading.flush()
                     data = {"freed": self.scheduler.memory.flush()}
                 else:
                     error = ErrorInfo.of(RametError("the cache is in use: requests are running"))
@@ -284,9 +285,7 @@ class Engine:
             assert request is not None
             if bad[i]:
                 error = RametError(
-                    "no token that the request allows is left"
-                    if rows.masked[at[i]]
-                    else NAN_LOGITS
+                    "no token that the request allows is left" if rows.masked[at[i]] else NAN_LOGITS
                 )
                 # Its KV may hold NaNs too: a retry must not find it cached.
                 self._finish(request, "abort", error=ErrorInfo.of(error), poisoned=True)

@@ -10,7 +10,7 @@ the KV fits:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from .radix_tree import Node, TokenArray
 
 BLOCK = 16
 KEY_BYTES = 32
+_STEP = 4 * BLOCK
 
 
 class BlockNames:
@@ -28,13 +29,15 @@ class BlockNames:
     def __init__(self, secret: bytes) -> None:
         self._keyed = hashlib.blake2b(key=secret, digest_size=KEY_BYTES, person=b"ramet-kv-block")
 
-    def next(self, parent: bytes, tokens: TokenArray) -> bytes:
-        """The name of the block ``tokens`` (int32 [BLOCK]) behind the one named ``parent``, or
-        behind nothing in the namespace ``parent``."""
-        named = self._keyed.copy()
-        named.update(len(parent).to_bytes(4, "little") + parent)
-        named.update(np.ascontiguousarray(tokens, "<i4").tobytes())
-        return named.digest()
+    def follow(self, parent: bytes, tokens: TokenArray) -> Iterator[bytes]:
+        """Names of the whole blocks of ``tokens`` behind the one named ``parent``, or behind
+        nothing in the namespace ``parent``."""
+        data = np.ascontiguousarray(tokens, "<i4").tobytes()
+        for at in range(0, len(tokens) - BLOCK + 1, BLOCK):
+            named = self._keyed.copy()
+            named.update(len(parent).to_bytes(4, "little") + parent + data[4 * at : 4 * at + _STEP])
+            parent = named.digest()
+            yield parent
 
     def extend(
         self, names: list[bytes], tokens: TokenArray, namespace: bytes, count: int
@@ -43,7 +46,7 @@ class BlockNames:
         while len(names) < count:
             at = len(names) * BLOCK
             parent = names[-1] if names else namespace
-            names.append(self.next(parent, tokens[at : at + BLOCK]))
+            names += self.follow(parent, tokens[at : at + BLOCK])
         return names
 
     def leaving(self, node: Node, left: int) -> tuple[list[bytes], npt.NDArray[np.int32]]:
@@ -53,15 +56,9 @@ class BlockNames:
         start, name = self._chain(node.parent)
         tokens, slots = _with_head(node, start % BLOCK)
         first = start - start % BLOCK
-        names: list[bytes] = []
-        skipped = 0
-        for at in range(0, len(tokens) - BLOCK + 1, BLOCK):
-            name = self.next(name, tokens[at : at + BLOCK])
-            if first + at + BLOCK > start + left:
-                names.append(name)
-            else:
-                skipped += 1
-        begin = skipped * BLOCK
+        stay = (start + left - first) // BLOCK  # blocks that end in what stays
+        names = list(self.follow(name, tokens))[stay:]
+        begin = stay * BLOCK
         return names, slots[begin : begin + len(names) * BLOCK].reshape(-1, BLOCK)
 
     def _chain(self, node: Node) -> tuple[int, bytes]:
@@ -76,8 +73,8 @@ class BlockNames:
         for below in reversed(unnamed):
             start, name = chain
             tokens, _ = _with_head(below, start % BLOCK)
-            for begin in range(0, len(tokens) - BLOCK + 1, BLOCK):
-                name = self.next(name, tokens[begin : begin + BLOCK])
+            for later in self.follow(name, tokens):
+                name = later
             chain = below.chain = start + len(below.tokens), name
         return chain
 

@@ -24,6 +24,9 @@ from .spilling import Spilling
 from .tiers import Copy, Tiers
 from .tree_view import divergence
 
+MOST_SPILLED = 64 * BLOCK
+"""Tokens that are evicted beyond what is needed, where they are copied somewhere."""
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
@@ -215,11 +218,13 @@ class KVMemory:
             return False
         if missing > 0:
             # A little more than needed, so that a full cache is not trimmed at every step.
-            count = min(self.tree.num_evictable, missing + self.total // 64)
+            more = self.total // 64
             if self.spilling is None:
-                self.tree.evict(count)
+                self.tree.evict(min(self.tree.num_evictable, missing + more))
             else:
-                self.spilling.evict(count)
+                # Not much at a time: steps wait while it is named and its copies are launched.
+                more = min(more, MOST_SPILLED)
+                self.spilling.evict(min(self.tree.num_evictable, missing + more))
         return True
 
 

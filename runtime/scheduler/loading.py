@@ -17,6 +17,8 @@ from .waiting import Waiting
 
 LEAST = BLOCK // 2
 """Tokens. For fewer nobody waits."""
+GIVE_UP = 5
+"""Seconds without an answer of the disk."""
 REST_SECONDS = 0.5
 """Without a step for so long, the engine is taken to have time."""
 SAVE_SECONDS = 3.0
@@ -203,8 +205,10 @@ class Loading:
                 self._memory.spilling.rest()
 
     def flush(self) -> None:
-        """See that nothing is on its way any more, but the requests' own."""
-        while self._tiers is not None and self._jobs:
+        """See that nothing is on its way any more. A disk that does not answer is given up."""
+        for _ in range(GIVE_UP):
+            if self._tiers is None or not self._jobs:
+                return
             self._tiers.settle(1.0)
             self.settle()
 
