@@ -12,7 +12,7 @@ so that a row is one piece for the bus and for a file. On CUDA nothing waits:
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -113,8 +113,8 @@ class KVTransfer:
         blocks = blocks.permute(2, 0, 1, 3, 4, 5).contiguous()
         stream.wait_stream(torch.cuda.current_stream(self._kv.device))
         with torch.cuda.stream(stream):
-            for at, row in enumerate(rows):
-                self._block(row).copy_(blocks[at], non_blocking=True)
+            for at, host in self._runs(rows):
+                host.copy_(blocks[at : at + len(host)], non_blocking=True)
         blocks.record_stream(stream)
 
     def load(self, rows: Sequence[int], slots: SlotArray, skip: int) -> Copy:
@@ -150,8 +150,8 @@ class KVTransfer:
         blocks = torch.empty(
             (len(rows), *self._shape), dtype=self._kv.dtype, device=self._kv.device
         )
-        for at, row in enumerate(rows):
-            blocks[at].copy_(self._block(row), non_blocking=True)
+        for at, host in self._runs(rows):
+            blocks[at : at + len(host)].copy_(host, non_blocking=True)
         tokens = blocks.permute(1, 2, 0, 3, 4, 5).reshape(layers, pair, -1, heads, dim)
         self._kv.index_copy_(2, where, tokens[:, :, skip : skip + len(where)])
 
@@ -164,6 +164,17 @@ class KVTransfer:
     def _block(self, row: int) -> torch.Tensor:
         piece, at = divmod(row, self._per_piece)
         return self._pieces[piece][at]
+
+    def _runs(self, rows: Sequence[int]) -> Iterator[tuple[int, torch.Tensor]]:
+        """Rows that lie one after the other, as one piece of memory each; and where in ``rows``
+        each begins."""
+        begin = 0
+        for at in range(1, len(rows) + 1):
+            if at < len(rows) and rows[at] == rows[at - 1] + 1 and rows[at] % self._per_piece:
+                continue
+            piece, first = divmod(rows[begin], self._per_piece)
+            yield begin, self._pieces[piece][first : first + at - begin]
+            begin = at
 
     def _on_device(self, slots: SlotArray) -> torch.Tensor:
         host = torch.from_numpy(slots.astype(np.int64)).pin_memory()

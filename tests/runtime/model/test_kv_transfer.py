@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -59,6 +61,29 @@ def test_parts_of_the_first_and_the_last_block(blocks, skip, short, per_piece):
     assert torch.equal(kv[:, :, target], wanted)
     others = np.setdiff1d(np.arange(SLOTS), target)
     assert torch.equal(kv[:, :, others], before[:, :, others])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.permutations(range(9)), st.integers(1, 9), st.integers(1, 4))
+def test_rows_in_a_run_are_one_piece(rows, count, per_piece):
+    kv = make_kv(torch.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kv_transfer, "PIECE_BYTES", per_piece * block_bytes(kv))
+        transfer = KVTransfer(kv, 9)
+    for row in range(9):
+        transfer.row(row)[:] = bytes([row]) * transfer.block_bytes
+    for order in (rows[:count], sorted(rows[:count])):
+        runs = list(transfer._runs(order))
+        seen = [number(block) for _, host in runs for block in host]
+        assert seen == list(order)
+        assert [at for at, _ in runs] == [0, *np.cumsum([len(host) for _, host in runs])][:-1]
+        for (_, one), (_, two) in itertools.pairwise(runs):
+            last, first = number(one[-1]), number(two[0])
+            assert first != last + 1 or first % per_piece == 0, "two runs that could be one"
+
+
+def number(block: torch.Tensor) -> int:
+    return int(block.flatten().view(torch.uint8)[0])
 
 
 def test_a_row_is_memory_to_read_and_write():
