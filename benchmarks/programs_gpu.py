@@ -14,7 +14,9 @@ that all ways do the same work:
 - "whole, program": as before, with the policy and the eviction that look at programs.
 
 The pool is roomy, or tight: half of what the programs that run at a time hold at their ends.
-Seconds are those of the second of two equal turns.
+So many programs wait longer than the default bound, behind which every policy is first come,
+first served; hence ``schedule_ageing`` is 60 s here, in all ways. Seconds are those of the second
+of two equal turns.
 """
 
 from __future__ import annotations
@@ -251,6 +253,7 @@ def main() -> None:
         "dtype": "bfloat16",
         "context_length": longest + 256,
         "max_running_requests": 256,
+        "schedule_ageing": 60.0,
         "random_seed": 0,
     }
     for item in options.setting:
