@@ -165,7 +165,7 @@ class World:
         self.forced: dict[int, set[int]] = {}
         """By request, the places in its output that were forced."""
 
-    def add_trie(self, rid: int, prompt, tokens, parents) -> Request:
+    def add_trie(self, rid: int, prompt, tokens, parents, **more) -> Request:
         """A request that scores a tree of tokens after its prompt."""
         message = Trie(
             tokens=np.array(tokens, np.int32).tobytes(),
@@ -174,7 +174,7 @@ class World:
         trie = trie_of(message, 1 << 20)
         ids = np.concatenate((np.array(prompt, np.int32), trie.nodes))
         sampling = EngineSampling(max_new_tokens=0)
-        request = Request(rid, b"c", sampling, ids, len(prompt), trie=trie)
+        request = Request(rid, b"c", sampling, ids, len(prompt), trie=trie, **more)
         self.scheduler.add(request)
         self.requests[rid] = request
         return request

@@ -121,6 +121,18 @@ def test_a_path_that_is_in_the_tree_already_is_not_kept_twice(make_world):
     assert world.memory.usage().held == 0
 
 
+def test_namespaces_share_nothing(make_world):
+    world = make_world()
+    prompt, path = list(range(30)), list(range(100, 130))
+    for rid, namespace in enumerate((b"one", b"two", b"one")):
+        request = world.add_trie(rid, prompt, *tree(path, [7]), namespace=namespace)
+        world.run()
+        assert request.cached_tokens == (29 if rid == 2 else 0)
+        world.check_trie(rid, prompt, *tree(path, [7]))
+    for namespace, cached in ((b"one", 58), (b"two", 58), (b"", 0)):
+        assert world.memory.peek(np.array([*prompt, *path[:28]]), namespace) == cached
+
+
 @pytest.mark.parametrize("caching", [False, True])
 def test_aborted_halfway_it_leaves_its_prompt(make_world, caching):
     world = make_world(step_tokens=32, caching=caching)

@@ -139,6 +139,18 @@ async def test_what_is_kept_is_the_prompt(world):
     await world.settle(lambda: not world.engine.handles)
 
 
+async def test_an_engine_that_has_forgotten_is_told_all(world, scored, near):
+    context = await world.context()
+    context.append("pq")
+    await context.gen(SamplingParams(seed=1, max_new_tokens=2), None, None)
+    world.engine.forgetful = True
+    result = await select(context, ["x", "yz"])
+    (output,) = [tokens for tokens in world.engine.outputs.values() if tokens]
+    prompt = [*world.engine.prompts[0], *output]
+    assert world.engine.prompts[-1] == prompt
+    assert near(result.meta.choices[0].input_token_logprobs[0][0], scored(prompt, 120))
+
+
 async def test_at_the_very_start_the_first_token_has_no_log_prob(world, scored, near):
     context = await world.context()
     result = await select(context, ["xy", "z"])
