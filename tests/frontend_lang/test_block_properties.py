@@ -12,6 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 NAMES = "xyz"
+LISTS = "pq"
+"""Names that only joins bind."""
 WORDS = "abc"
 
 
@@ -27,6 +29,7 @@ class Writer:
         steps: list[Any] = []
         for _ in range(self.dice.randint(1, 5 if depth else 7)):
             moves = ["text", "text", "gen", "gen", "select", "bind", "hold", "use", "scope"]
+            moves.append("gather")
             if depth < 3 and self.size < 60:
                 moves += ["switch", "switch", "repeat", "repeat", "fork"]
             if not role:
@@ -55,6 +58,8 @@ class Writer:
             inner, _ = self.block(known, held, 3, role)
             steps.append(("scope", name, inner))
             known.add(name)
+        elif move == "gather":
+            steps.append(("gather", dice.choice(LISTS), dice.randint(1, 3)))
         elif move == "role":
             inner, _ = self.block(known, held, max(depth, 2), True)
             steps.append(("role", dice.choice(["user", "assistant"]), inner))
@@ -119,6 +124,9 @@ def act(s: Any, steps: list[Any], held: list[str]) -> None:
         elif kind == "scope":
             with s.var_scope(rest[0]):
                 act(s, rest[1], list(held))
+        elif kind == "gather":
+            with s.fork(rest[1]) as forks:
+                forks += [f"{number}:" + rt.gen(rest[0]) for number in range(rest[1])]
         elif kind == "role":
             with getattr(s, rest[0])():
                 act(s, rest[1], list(held))
@@ -161,7 +169,7 @@ def pick(call: Any) -> Any:
 
 
 def values(state: Any) -> dict[str, Any]:
-    return {name: state.get(name) for name in NAMES}
+    return {name: state.get(name) for name in NAMES + LISTS}
 
 
 @settings(max_examples=150, deadline=None)
@@ -173,7 +181,7 @@ def test_whole_or_line_by_line_it_is_the_same(seed):
     def program(s):
         act(s, steps, [])
 
-    answers = dict.fromkeys(NAMES, pick)
+    answers = dict.fromkeys(NAMES + LISTS, pick)
     lazy_on, whole_on = (rt.testing.ScriptedBackend(answers) for _ in range(2))
     try:
         lazy = program.run(backend=lazy_on)
@@ -187,7 +195,7 @@ def test_whole_or_line_by_line_it_is_the_same(seed):
     assert whole.text() == lazy.text()
     assert whole.messages() == lazy.messages()
     assert values(whole) == values(lazy)
-    for name in NAMES:
+    for name in NAMES + LISTS:
         assert whole.history(name) == lazy.history(name)
 
     def asked(backend: Any) -> list[Any]:
