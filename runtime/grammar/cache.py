@@ -25,6 +25,7 @@ class GrammarCache:
         grammar = self._grammars.get(key)
         if grammar is not None:
             self._grammars.move_to_end(key)
+            self._trim()
             return grammar
         found = self._refusals.get(key)
         if found is None:
@@ -40,6 +41,9 @@ class GrammarCache:
         """One larger than the whole bound is not kept."""
         self._grammars[key] = grammar
         self._grammars.move_to_end(key)
+        self._trim()
+
+    def _trim(self) -> None:
         total = self.nbytes  # asked anew: a grammar grows while it is used
         while self._grammars and total > self._max_bytes:
             _, gone = self._grammars.popitem(last=False)
