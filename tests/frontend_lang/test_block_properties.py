@@ -3,8 +3,11 @@ whole ask for the same and end the same."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import random
+import time
 from typing import Any
 
 import ramet as rt
@@ -204,3 +207,24 @@ def test_whole_or_line_by_line_it_is_the_same(seed):
     assert asked(whole_on) == asked(lazy_on)
     assert whole_on.open_contexts == lazy_on.open_contexts == 0
     assert str(compiled).count("\n") >= len(compiled.program.instructions)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**48), events=st.integers(0, 40))
+def test_given_up_anywhere_nothing_is_held(seed, events):
+    steps, _ = Writer(random.Random(seed)).block(set(), 0, 0, False)
+
+    @rt.function
+    def program(s):
+        act(s, steps, [])
+
+    backend = rt.testing.ScriptedBackend(dict.fromkeys(NAMES + LISTS, pick))
+    state = program.compile().run(backend=backend, stream=True)
+    with contextlib.suppress(rt.ProgramError):
+        for _ in itertools.islice(state.events(), events):
+            pass
+    state.cancel()
+    deadline = time.monotonic() + 10
+    while backend.open_contexts:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
