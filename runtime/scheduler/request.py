@@ -80,6 +80,11 @@ class Request:
         return self.tokens[self.prompt_len if self.trie is None else len(self.tokens) :]
 
     @property
+    def given(self) -> int:
+        """How many tokens it came with: its prompt's, and those of a trie that are computed."""
+        return self.prompt_len if self.trie is None else self.prompt_len + len(self.trie.nodes)
+
+    @property
     def line(self) -> int:
         """How many leading tokens each follow the one before: all, but for the nodes of a trie."""
         return len(self.tokens) if self.trie is None else self.prompt_len

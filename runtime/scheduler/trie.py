@@ -44,6 +44,11 @@ class TokenTrie:
         """[I] whether only leaves follow it"""
         return self.ends == np.arange(1, len(self.nodes) + 1)
 
+    @property
+    def height(self) -> int:
+        """Tokens of the longest path, its leaf included"""
+        return int(self.depths.max(initial=-1)) + 2
+
     def chunk(self, item: int, prompt: int, start: int, end: int) -> tuple[TrieChunk, int] | None:
         """Of a request with a prompt of so many tokens, computing its tokens [start, end): who sees
         whom, and what is scored; with it the first of ``targets`` that is. ``None``: neither the

@@ -52,9 +52,9 @@ class Waiting(list[Request]):
         self._count(item, -1)
 
     def _count(self, request: Request, sign: int) -> None:
-        self.tokens += sign * request.prompt_len
+        self.tokens += sign * request.given
         self.count_of[request.cls] += sign
-        self.tokens_of[request.cls] += sign * request.prompt_len
+        self.tokens_of[request.cls] += sign * request.given
         self._levels[request.level] += sign
         if not self._levels[request.level]:
             del self._levels[request.level]
@@ -128,9 +128,13 @@ def classify(request: Request, classes: Mapping[str, PriorityClass]) -> Priority
     if cls.context_length is not None:
         new = request.sampling.max_new_tokens
         room = cls.context_length - request.prompt_len
+        if request.trie is not None:
+            room -= request.trie.height
         if room < min(new, 1):
+            more = "" if request.trie is None else f" and a continuation {request.trie.height}"
             raise ContextLengthError(
-                f"the prompt has {request.prompt_len} tokens; the context of class {request.cls} "
+                f"the prompt has {request.prompt_len} tokens{more}; "
+                f"the context of class {request.cls} "
                 f"holds {cls.context_length}",
                 param="prompt",
             )
@@ -154,12 +158,12 @@ def check_queue(
     if waiting >= requests:
         raise QueueFullError(f"the queue is full ({requests} requests)")
     queued = sum(queue.tokens for queue in queues)
-    if queued and queued + request.prompt_len > tokens:
+    if queued and queued + request.given > tokens:
         raise QueueFullError(f"the queue is full ({tokens} prompt tokens)")
     name, most = request.cls, cls.max_queued
     if most is not None and sum(queue.count_of[name] for queue in queues) >= most:
         raise QueueFullError(f"the queue of class {name} is full ({most} requests)")
     most = cls.max_queued_tokens
     queued = sum(queue.tokens_of[name] for queue in queues)
-    if most is not None and queued and queued + request.prompt_len > most:
+    if most is not None and queued and queued + request.given > most:
         raise QueueFullError(f"the queue of class {name} is full ({most} prompt tokens)")

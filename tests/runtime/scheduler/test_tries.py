@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ramet.runtime.protocol import BadInputError, ContextLengthError
+from ramet.runtime.protocol.errors import QueueFullError
 from ramet.runtime.protocol.trie import Trie
+from ramet.runtime.scheduler.classes import PriorityClass
 from ramet.runtime.scheduler.trie import MAX_NODES, trie_of
 
 
@@ -187,6 +190,24 @@ def test_what_cannot_fit_is_refused(make_world):
     world.add_trie(1, list(range(57)), tokens, parents)
     world.run()
     world.check_trie(1, list(range(57)), tokens, parents)
+
+
+def test_what_is_computed_of_a_trie_counts_in_the_queue_and_for_its_class(make_world):
+    world = make_world(rows=1)
+    scheduler = world.scheduler
+    classes = {**scheduler.limits.classes, "short": PriorityClass(context_length=20)}
+    scheduler.limits = dataclasses.replace(
+        scheduler.limits, classes=classes, max_waiting_tokens=100
+    )
+    world.add_trie(1, range(18), *tree([1, 2]), cls="short")
+    with pytest.raises(ContextLengthError, match="18 tokens and a continuation 3; the context of"):
+        world.add_trie(2, range(18), *tree([1, 2, 3]), cls="short")
+    world.add_trie(3, range(40), *tree(list(range(31))))
+    with pytest.raises(QueueFullError, match="100 prompt tokens"):
+        world.add_trie(4, range(6), *tree(list(range(7))))
+    world.add_trie(5, range(5), *tree(list(range(7))))
+    world.run()
+    assert scheduler.waiting.tokens == 0
 
 
 @settings(max_examples=60, deadline=None)
