@@ -23,6 +23,7 @@ _HEAD = struct.Struct("<8sIIQ32s32s")
 """Magic, format, tokens a block, bytes of KV, the stamp, the block's name; then the seal."""
 _SEAL_BYTES = 32
 HEADER_BYTES = _HEAD.size + _SEAL_BYTES
+_SECTOR = 4096
 _SUFFIX, _UNFINISHED = ".kv", ".part"
 
 
@@ -53,6 +54,8 @@ class BlockFiles:
         self.folder = folder
         self.block_bytes = block_bytes
         self.file_bytes = HEADER_BYTES + block_bytes
+        self.disk_bytes = -(-self.file_bytes // _SECTOR) * _SECTOR
+        """What a file takes of a disk."""
         self._stamp = stamp
         self._sealing = hashlib.blake2b(
             key=secret, digest_size=_SEAL_BYTES, person=b"ramet-kv-seal"

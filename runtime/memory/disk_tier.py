@@ -46,7 +46,7 @@ class DiskTier:
 
     def __init__(self, files: BlockFiles, limit_bytes: int, readers: int = READERS) -> None:
         self.files = files
-        self.limit = limit_bytes // files.file_bytes
+        self.limit = limit_bytes // files.disk_bytes
         """Blocks."""
         assert self.limit > 0, "checked where the setting is read"
         self.evicted = 0

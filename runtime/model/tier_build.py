@@ -45,7 +45,7 @@ def build_tiers(
         said.append(f"{rows * size / GIB:.2f} GiB of host memory")
     if config.disk_cache_dir is not None:
         disk = _disk(config, files, kv)
-        room = disk.limit * disk.files.file_bytes / GIB
+        room = disk.limit * disk.files.disk_bytes / GIB
         said.append(
             f"{room:.2f} GiB in {config.disk_cache_dir} ({len(disk)} of {disk.limit} blocks there)"
         )
@@ -74,7 +74,7 @@ def _host_rows(config: EngineConfig, size: int) -> int:
     rows = int(asked * GIB) // size
     if not rows:
         raise BadInputError(
-            f"host_cache_gb={asked:g}: the KV of 16 tokens takes {size / GIB:.4f} GiB",
+            f"host_cache_gb={asked:g}: the KV of 16 tokens takes {size / GIB:.6f} GiB",
             param="host_cache_gb",
         )
     return rows
@@ -89,10 +89,10 @@ def _disk(config: EngineConfig, files: ModelFiles, kv: torch.Tensor) -> DiskTier
     secret = server_secret(config.disk_cache_dir, "seals of blocks")
     blocks = BlockFiles(folder, stamp, secret, block_bytes(kv))
     limit = int((config.disk_cache_gb or DISK_GB) * GIB)
-    if limit < blocks.file_bytes:
+    if limit < blocks.disk_bytes:
         raise BadInputError(
             f"disk_cache_gb={config.disk_cache_gb:g}: the KV of 16 tokens takes "
-            f"{blocks.file_bytes / GIB:.4f} GiB",
+            f"{blocks.disk_bytes / GIB:.6f} GiB",
             param="disk_cache_gb",
         )
     return DiskTier(blocks, limit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from .loading import Loading
 from .rows import EMPTY, Rows
 
 WATERMARK = 0.98
@@ -21,7 +22,14 @@ class Admission:
     rises when a request had to be retracted.
     """
 
-    def __init__(self, rows: Rows, total: int, conservativeness: float = 1.0) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        total: int,
+        conservativeness: float = 1.0,
+        loading: Loading | None = None,
+    ) -> None:
+        self._loading = loading
         self._rows = rows
         self._total = total
         self._conservativeness = conservativeness
@@ -37,8 +45,11 @@ class Admission:
 
     def fits(self, locked: int, prompt: int, new: int) -> bool:
         """Whether a request that will hold ``prompt`` private slots and sample ``new`` tokens fits
-        beside the running ones, when ``locked`` slots of the tree are held by all of them."""
+        beside the running ones and those whose KV is being loaded, when ``locked`` slots of the
+        tree are held by all of them."""
         rows = self._rows
+        if self._loading is not None:
+            locked += self._loading.claimed
         if rows.running == 0:
             return locked + prompt + min(new, 1) <= self._total
         live = np.flatnonzero(rows.state != EMPTY)

@@ -33,6 +33,9 @@ class _Job:
 
     names: Sequence[bytes]
     """Blocks that nobody else needs to ask for."""
+    start: int
+    end: int
+    """They hold these tokens of who asked first."""
     fetch: Fetch | None = None
     load: Load | None = None
     requests: list[Request] = field(default_factory=list[Request])
@@ -64,6 +67,16 @@ class Loading:
 
     def __contains__(self, request: Request) -> bool:
         return request in self.requests
+
+    @property
+    def claimed(self) -> int:
+        """Slots that those who wait here will hold: what is on its way once, and what each has
+        beyond that."""
+        claimed = 0
+        for job in self._jobs:
+            claimed += job.end - job.start
+            claimed += sum(max(0, request.target - job.end) for request in job.requests)
+        return claimed
 
     @property
     def busy(self) -> bool:
@@ -120,7 +133,7 @@ class Loading:
             fetch = tiers.fetch(names) if pays else None
             if fetch is not None:
                 request.fetched_to = (first + len(fetch.held) + len(fetch.names)) * BLOCK
-                return self._add(_Job(fetch.names, fetch=fetch))
+                return self._add(_Job(fetch.names, start, request.fetched_to, fetch=fetch))
         end = min((first + here) * BLOCK, request.reusable)
         if end - start < LEAST or request.loaded_to >= end:
             return None  # what was loaded and evicted again is not loaded for ever
@@ -133,7 +146,7 @@ class Loading:
         if load.copy.ready():
             self._memory.end_load(load)
             return None
-        return self._add(_Job(names[:here], load=load))
+        return self._add(_Job(names[:here], start, end, load=load))
 
     def _add(self, job: _Job) -> _Job:
         self._jobs.append(job)

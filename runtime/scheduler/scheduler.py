@@ -67,7 +67,7 @@ class Scheduler:
         """Requests that can never run; the engine takes them away."""
         self.num_retracted = 0
         self._policy = POLICIES[policy]()
-        self._admission = Admission(self.rows, memory.total, conservativeness)
+        self._admission = Admission(self.rows, memory.total, conservativeness, self.loading)
         self._siblings = Siblings(self.rows, memory)
         self._preemption = Preemption(self.rows, self.waiting, self._siblings, limits.classes)
         self._segments = SegmentFinder(self.rows, sharing) if sharing and memory.caching else None

@@ -89,7 +89,7 @@ def tiers_of(runner, rows: int, folder: Path | None = None):
     disk = None
     if folder is not None:
         files = BlockFiles(folder, b"m" * 32, b"k" * 32, transfer.block_bytes)
-        disk = DiskTier(files, 4096 * files.file_bytes)
+        disk = DiskTier(files, 4096 * files.disk_bytes)
     return Tiers(transfer, BlockNames(b"secret"), disk)
 
 

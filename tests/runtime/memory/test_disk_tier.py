@@ -29,7 +29,7 @@ def make(tmp_path):
 
     def made(limit=8) -> DiskTier:
         files = BlockFiles(tmp_path, b"m" * 32, b"k" * 32, SIZE)
-        tiers.append(DiskTier(files, limit * files.file_bytes))
+        tiers.append(DiskTier(files, limit * files.disk_bytes))
         return tiers[-1]
 
     yield made

@@ -23,7 +23,7 @@ def make(slot_transfer, tmp_path):
         tier = None
         if disk is not None:
             files = BlockFiles(tmp_path, b"m" * 32, b"k" * 32, transfer.block_bytes)
-            tier = DiskTier(files, disk * files.file_bytes)
+            tier = DiskTier(files, disk * files.disk_bytes)
             disks.append(tier)
         tiers = Tiers(transfer, BlockNames(b"s"), tier, only_buffer=only_buffer)
         tiers.transfer = transfer

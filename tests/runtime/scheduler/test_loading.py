@@ -30,7 +30,7 @@ def make(make_world, slot_transfer, tmp_path):
         tier = None
         if disk is not None:
             files = BlockFiles(tmp_path / folder, stamp, b"k" * 32, transfer.block_bytes)
-            tier = DiskTier(files, disk * files.file_bytes)
+            tier = DiskTier(files, disk * files.disk_bytes)
             disks.append(tier)
         tiers = Tiers(transfer, BlockNames(b"secret"), tier, only_buffer=only_buffer)
         made_world = make_world(tiers=tiers, **world)
@@ -305,7 +305,7 @@ def test_storm(make_world, slot_transfer, overlap, blocks, seed, looks, rows):
         disk = None
         if blocks:
             files = BlockFiles(Path(folder), b"m" * 32, b"k" * 32, transfer.block_bytes)
-            disk = DiskTier(files, blocks * files.file_bytes)
+            disk = DiskTier(files, blocks * files.disk_bytes)
         tiers = Tiers(transfer, BlockNames(b"secret"), disk, only_buffer=seed % 2 == 1)
         world = make_world(
             slots=240, rows=6, context=240, step_tokens=48, overlap=overlap, tiers=tiers,
@@ -345,3 +345,18 @@ def storm(world, chance) -> dict[int, list[int]]:
             world.memory.spilling.rest()
         world.memory.tiers.host.assert_consistent()
     return prompts
+
+
+@pytest.mark.parametrize("looks", [0, 5])
+def test_many_that_come_back_at_once_are_loaded_once_each(make, looks):
+    """Loads that all fit one by one, but not together, do not push each other out."""
+    world = make(slots=256, looks=looks, rows=200)
+    for i in range(10):
+        ask(world, i, prompt(i))
+    computed = world.runner.computed
+    requests = [world.add(100 + i, prompt(i), 4) for i in range(10)]
+    run(world)
+    for i, request in enumerate(requests):
+        world.check(100 + i, prompt(i), 4)
+        assert request.cached_tokens == 79, i
+    assert world.runner.computed - computed == 10 * 4
