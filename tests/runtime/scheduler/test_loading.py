@@ -350,7 +350,7 @@ def storm(world, chance) -> dict[int, list[int]]:
 @pytest.mark.parametrize("looks", [0, 5])
 def test_many_that_come_back_at_once_are_loaded_once_each(make, looks):
     """Loads that all fit one by one, but not together, do not push each other out."""
-    world = make(slots=256, looks=looks, rows=200)
+    world = make(slots=240, looks=looks, rows=200)
     for i in range(10):
         ask(world, i, prompt(i))
     computed = world.runner.computed
