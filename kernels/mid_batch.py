@@ -268,6 +268,15 @@ def sum_parts(
     return out
 
 
+def mid_parts(
+    x: torch.Tensor, weight: torch.Tensor, *, tiles: Tiles, pdl: bool = False
+) -> torch.Tensor:
+    """`mid_linear` before its slices are summed: [slices, M, N] float32."""
+    parts = torch.empty(tiles.slices, len(x), len(weight), dtype=torch.float32, device=x.device)
+    _product(x, weight, None, parts, tiles, pdl=pdl)
+    return parts
+
+
 def mid_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -287,9 +296,7 @@ def mid_linear(
     if tiles.slices == 1:
         _product(x, weight, bias, out, tiles, pdl=pdl)
         return out
-    parts = torch.empty(tiles.slices, rows, len(weight), dtype=torch.float32, device=x.device)
-    _product(x, weight, None, parts, tiles, pdl=pdl)
-    sum_parts(parts, bias, out=out, pdl=pdl)
+    sum_parts(mid_parts(x, weight, tiles=tiles, pdl=pdl), bias, out=out, pdl=pdl)
     return out
 
 
@@ -308,8 +315,7 @@ def mid_linear_add(
     if tiles.slices == 1:
         _product(x, weight, bias, residual, tiles, add=True, pdl=pdl)
         return None
-    parts = torch.empty(tiles.slices, *residual.shape, dtype=torch.float32, device=x.device)
-    _product(x, weight, None, parts, tiles, pdl=pdl)
+    parts = mid_parts(x, weight, tiles=tiles, pdl=pdl)
     return sum_parts(parts, bias, residual, norm, pdl=pdl)
 
 
