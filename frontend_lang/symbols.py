@@ -45,8 +45,8 @@ def _mark(owner: int, kind: str, stream: int, op: int, name: str) -> str:
 def _refuse(what: str) -> NoReturn:
     raise ProgramError(
         f"{what} needs a value that is not known while a program is compiled; "
-        "let it decide in s.switch() or s.repeat(), run the function uncompiled, or pass the argument "
-        "to compile()/bind()",
+        "let it decide in s.switch() or s.repeat(), run the function uncompiled, or pass the "
+        "argument to compile()/bind()",
         where=here() or None,
     )
 
