@@ -254,16 +254,22 @@ class EngineContext:
         if old is not None:
             old.release()
 
-    def generation(self, prompt: IntArray, params: SamplingParams) -> Generation:
-        """One request of this stream, resolved and ready to run."""
+    def generation(
+        self, prompt: IntArray, params: SamplingParams, back: TakenBack | None = None
+    ) -> Generation:
+        """One request of this stream, resolved and ready to run. ``back``: what is left of the
+        prompt, where it is to be healed."""
         executor = self._executor
+        sampling = executor.resolve(params, len(prompt))
+        if back is not None:
+            prompt, sampling = back.prompt, back.sampling(sampling)
         marks, self._marks = self._marks, ()
         return Generation(
             executor.engine,
             executor.tokenizer,
             params,
             prompt,
-            executor.resolve(params, len(prompt)),
+            sampling,
             base=self._handle,
             base_len=self._handle_len,
             namespace=self._namespace,
@@ -282,10 +288,8 @@ class EngineContext:
         back = TakenBack(prompt)
         if sampling.heal and sampling.max_new_tokens != 0:
             back = await self._take_back(prompt)
-            prompt = back.prompt
-        await self._look_ahead(prompt)
-        first = self.generation(prompt, sampling)
-        first.sampling = back.sampling(first.sampling)
+        await self._look_ahead(back.prompt)
+        first = self.generation(prompt, sampling, back)
         keep = first.keep = self._executor.engine.new_handle() if self._reads else None
 
         def on_piece(text: str, _: list[int], meta: MetaInfo | None) -> None:
@@ -302,7 +306,7 @@ class EngineContext:
                 keep.release()
             raise
         kept = samples[0].tokens[: samples[0].kept]
-        self._settle(joined(prompt, kept))
+        self._settle(joined(back.prompt, kept))
         self._keep(keep, len(self._ids))
         self._leave_points()
         self._history.cut(len(back.prefix.decode()))

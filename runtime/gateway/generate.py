@@ -44,7 +44,7 @@ async def generate(
         executor.tokenizer,
         params,
         back.prompt,
-        back.sampling(executor.resolve(params, len(back.prompt))),
+        back.sampling(executor.resolve(params, len(prompt))),
         namespace=executor.namespace(message.cache_salt),
         program=program,
         name=message.rid,

@@ -69,7 +69,8 @@ def prompt_entries(
     entries: list[LogprobEntry] = [
         (value, token, token_text(tokenizer, token)) for value, token in zip(values, tokens)
     ]
-    more, more_tops = output_entries(request, tokenizer, 0, healed) if healed else ([], None)
+    first = max(start - len(request.prompt), 0)
+    more, more_tops = output_entries(request, tokenizer, first, max(healed, first))
     entries += more
     count = request.sampling.top_logprobs
     if not count:

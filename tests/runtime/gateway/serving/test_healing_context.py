@@ -8,7 +8,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ramet.runtime.protocol import SamplingParams
+from ramet.runtime.protocol import ContextLengthError, SamplingParams
 from ramet.runtime.protocol.messages import Generate
 
 
@@ -253,6 +253,34 @@ async def test_log_probs_are_of_the_tokens_that_there_are(world):
     assert told == meta.output_token_logprobs
     (first,) = [meta for meta in metas if meta.input_token_logprobs is not None]
     assert first.input_token_logprobs == meta.input_token_logprobs
+
+
+@pytest.mark.parametrize("start", range(5))
+async def test_log_probs_of_the_prompt_begin_anywhere(world, start):
+    """Also among tokens that were taken back."""
+    world.engine.says("a", "b", "x", "y")
+    context = await world.context()
+    context.append("pqrab")
+    result = await gen(context, return_logprob=True, logprob_start_len=start, max_new_tokens=1)
+    entries = result.meta.input_token_logprobs
+    if start == 4:  # where a prompt of four tokens ends: it had no more
+        assert entries is None
+    else:
+        assert [entry[2] for entry in entries] == ["p", "q", "r", "a", "b"][start:]
+
+
+async def test_a_full_context_is_one_with_healing_too(world):
+    for heal in (True, False):
+        context = await world.context()
+        context.append("p" * 511 + "ab")
+        with pytest.raises(ContextLengthError):
+            await gen(context, heal=heal)
+    world.engine.says("ab", "x", "y")
+    context = await world.context()
+    context.append("p" * 510 + "ab")
+    result = await gen(context, max_new_tokens=50)
+    assert result.text == "x"
+    assert result.meta.finish_reason.type == "length"
 
 
 LITERALS = ["p", "ab", "abc", "l", "e", "q eo", "é", " ", "x<eos", "日a"]

@@ -118,6 +118,23 @@ def test_a_literal_is_not_left(smollm2):
     assert healer.take_back(prompt, len(prompt), None).taken == 0
 
 
+def test_a_blank_of_the_tokenizer_s_own_goes_with_its_word(tokenizer):
+    """Some put one before a text. It belongs to no literal, but the word's token holds it."""
+    healer, table = Healer(tokenizer), tokenizer.bytes_table
+    start = tokenizer.id("<|im_start|>")
+    words = {data.decode("utf-8", "ignore").strip() for data in table if spans(healer, data)}
+    words = [word for word in words if word and len(tokenizer.encode(word)) == 1]
+    words = [word for word in words if spans(healer, table[tokenizer.encode(word)[0]])]
+    assert words
+    for word in words:
+        prompt = ids([start, *tokenizer.encode(word)])
+        shown, literal = table[prompt[1]], word.encode()
+        assert shown.strip() == literal
+        back = healer.take_back(prompt, 0, b" " + literal)
+        assert (back.prompt.tolist(), back.prefix) == ([start], shown)
+        assert healer.take_back(prompt, 0, literal).prefix in (b"", shown)
+
+
 def test_an_added_token_is_taken_back_only_where_it_could_go_on(byte_tokenizer):
     tokenizer = byte_tokenizer
     healer = Healer(tokenizer)

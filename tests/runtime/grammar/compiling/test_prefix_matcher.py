@@ -178,6 +178,19 @@ def test_a_grammar_begins_right_after_the_prefix(backend, kind, text, meaning, p
         assert spans, "no token ever spans the border, though some could"
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8))
+def test_any_text_may_be_a_prefix(prefix):
+    vocabulary = Vocabulary([*(bytes((byte,)) for byte in range(256)), b""], eos_ids=(256,))
+    specs = [("json_schema", '{"const": 1}'), ("regex", "1"), ("ebnf", 'root ::= "1"')]
+    for kind, text in specs:
+        matcher = LLGuidanceBackend().compile(Spec(kind, text, prefix=prefix), vocabulary).matcher()
+        for byte in prefix.encode() + b"1":
+            assert byte in allowed(matcher, vocabulary)
+            assert matcher.accept(byte)
+        assert matcher.is_done()
+
+
 def test_a_prefix_makes_another_grammar_of_a_spec():
     plain, one, two = (Spec("regex", "a+", prefix=text) for text in ("", "x", "y"))
     assert len({plain.key, one.key, two.key}) == 3
