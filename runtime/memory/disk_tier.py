@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 
 MOST_WRITES = 64
 """Blocks that may wait to be written; more are not taken."""
-READERS = 4
+READERS, WRITERS = 4, 2
+"""Threads. What they do most of is sealing and checking, a second for about a GiB."""
 TOLD = 5
 """Refused files that are named in the log; of later ones every thousandth is."""
 PAUSE_SECONDS = 30.0
@@ -64,13 +65,11 @@ class DiskTier:
         for found in files.scan():
             self._known[found.name] = None
         self._trim()
-        jobs = [self._writes, *[self._reads] * readers]
-        self._threads = [
-            threading.Thread(target=_work, args=(q,), daemon=True, name="ramet-disk-cache")
-            for q in jobs
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._queues = [*[self._writes] * WRITERS, *[self._reads] * readers]
+        for jobs in self._queues:
+            threading.Thread(
+                target=_work, args=(jobs,), daemon=True, name="ramet-disk-cache"
+            ).start()
 
     def __contains__(self, name: bytes) -> bool:
         return name in self._known
@@ -184,9 +183,8 @@ class DiskTier:
         for name in self._removing:
             self.files.remove(name)
         self._removing.clear()
-        for _ in self._threads[1:]:
-            self._reads.put(None)
-        self._writes.put(None)
+        for jobs in self._queues:
+            jobs.put(None)
 
     def _trim(self) -> None:
         while len(self._known) > self.limit:
