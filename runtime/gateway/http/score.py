@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..request import IntArray, joined
+from ...protocol.errors import AbortedError, ContextLengthError
+from ..executor import EngineExecutor
+from ..generation import all_of
+from ..request import IntArray
+from ..token_trie import trie_of
+from ..trie_scoring import TrieScoring
 from .answers import json_answer, while_connected
 from .errors import bad
 from .prompts import ids_of_prompt
 from .reading import read_form
-from .run import Run
 from .shapes import new_id, usage_of
 from .state import HttpState, Live
 
@@ -136,6 +142,32 @@ def _labels(form: ScoreForm, live: Live, items: int) -> list[list[int]]:
     return rows or [shared] * items
 
 
+class _Scoring:
+    """What one HTTP request has set going; aborted by its id, it raises `AbortedError`."""
+
+    def __init__(self, rid: str) -> None:
+        self.rid = rid
+        self._task: asyncio.Task[list[dict[int, float]]] | None = None
+        self._aborted = False
+
+    def abort(self) -> None:
+        self._aborted = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def run(
+        self, jobs: Sequence[Coroutine[Any, Any, dict[int, float]]]
+    ) -> list[dict[int, float]]:
+        """Cancelled, it aborts what runs in the engine."""
+        self._task = asyncio.ensure_future(all_of(jobs))
+        try:
+            return await self._task
+        except asyncio.CancelledError:
+            if self._aborted:
+                raise AbortedError("the request was aborted") from None
+            raise
+
+
 async def _logprobs(
     state: HttpState,
     live: Live,
@@ -144,29 +176,37 @@ async def _logprobs(
     labels: list[list[int]],
     salt: str | None,
 ) -> list[dict[int, float]]:
-    """Of each label after its prompt. A label is scored as one more token of the prompt; what
-    comes before it is computed once and found by the others."""
-    longer: list[IntArray] = []
-    samplings: list[dict[str, Any]] = []
-    places: list[tuple[int, int]] = []
-    for number, prompt in enumerate(prompts):
-        for label in dict.fromkeys(labels[number]):
-            places.append((number, label))
-            longer.append(joined(prompt, [label]))
-            samplings.append(
-                {
-                    "max_new_tokens": 0,
-                    "temperature": 0.0,
-                    "return_logprob": True,
-                    "logprob_start_len": len(prompt),
-                }
+    """Of each label after its prompt. A prompt is computed once for all its labels."""
+    executor = live.executor
+    for prompt in prompts:
+        if len(prompt) >= executor.context_length:
+            raise ContextLengthError(
+                f"the prompt has {len(prompt)} tokens; the context holds "
+                f"{executor.context_length}, a label included",
+                param="query",
             )
-    results = await Run(state, live, rid, longer, samplings, salt).whole()
-    found: list[dict[int, float]] = [{} for _ in prompts]
-    for (number, label), result in zip(places, results, strict=True):
-        (entry,) = result.metas[0].input_token_logprobs or [(None, 0, None)]
-        found[number][label] = -math.inf if entry[0] is None else entry[0]
-    return found
+    scoring = _Scoring(rid)
+    state.enter(scoring)
+    try:
+        return await scoring.run(
+            [
+                _after(executor, prompt, list(dict.fromkeys(row)), next(state.numbers), salt)
+                for prompt, row in zip(prompts, labels, strict=True)
+            ]
+        )
+    finally:
+        state.leave(scoring)
+
+
+async def _after(
+    executor: EngineExecutor, prompt: IntArray, labels: list[int], program: int, salt: str | None
+) -> dict[int, float]:
+    trie = trie_of([[label] for label in labels])
+    scoring = TrieScoring(
+        executor.engine, prompt, executor.room, namespace=executor.namespace(salt), program=program
+    )
+    values = (await scoring.run(trie)).values
+    return {label: float(values[node]) for label, (node,) in zip(labels, trie.paths, strict=True)}
 
 
 def _exp(row: list[float]) -> list[float]:

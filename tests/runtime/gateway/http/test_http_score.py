@@ -26,6 +26,7 @@ async def test_the_probability_of_each_label_after_each_item(site, scored, first
     assert answer["usage"] == {
         "prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens,
     }  # fmt: skip
+    assert site.engine.prompts == [encode(text) for text in texts], "once for all labels"
     assert all(submit.sampling.max_new_tokens == 0 for submit in site.engine.submits)
     await site.idle()
 
@@ -54,7 +55,7 @@ async def test_ids_are_taken_as_they_are(site):
     asked = {**ASKED, "query": encode("ab"), "items": ids}
     reply = await site.post(PATH, **asked)
     assert reply.status_code == 200, reply.text
-    assert site.engine.prompts[0] == [*encode("ab"), *ids[0], 97]
+    assert site.engine.prompts[0] == [*encode("ab"), *ids[0]]
     one = await site.post(PATH, query="ab", items="x", label_token_ids=[97])
     assert one.json()["scores"] == [[pytest.approx(reply.json()["scores"][0][0], rel=1e-3)]]
 
@@ -87,7 +88,7 @@ async def test_it_is_bounded_and_can_be_given_up(new_site):
     site.engine.idle = True
     asked = {**ASKED, "items": ["x"]}
     waiting = asyncio.create_task(site.post(PATH, **asked))
-    await site.world.settle(lambda: len(site.engine.running) == 2)
+    await site.world.settle(lambda: len(site.engine.running) == 1)
     (name,) = [run.rid for run in site.state.runs.values()]
     await site.post("/abort", rid=name)
     assert (await waiting).status_code == 499
