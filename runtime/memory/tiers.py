@@ -198,6 +198,7 @@ class Tiers:
         ``None``: nothing. Whoever asks looks again when it is over."""
         disk = self.disk
         assert disk is not None
+        most = max(1, self.host.num_rows // 2)
         on_way = {name for fetch in self._fetches for name in fetch.rows}
         fetch = Fetch([], [name for name in names if name in self.host], time.monotonic())
         self.host.hold(fetch.held)
@@ -205,7 +206,7 @@ class Tiers:
             if name in self.host:
                 continue
             row = None
-            if name in disk and name not in on_way and len(fetch.rows) < self.host.num_rows // 2:
+            if name in disk and name not in on_way and len(fetch.rows) < most:
                 row = self.host.take()
             if row is None:
                 break

@@ -51,7 +51,7 @@ def build_tiers(
         )
     stage(f"KV cache tiers: {', '.join(said)}")
     try:
-        transfer = KVTransfer(kv, max(rows, BUFFER_ROWS) if disk is not None else rows)
+        transfer = KVTransfer(kv, rows or BUFFER_ROWS)
     except (MemoryError, RuntimeError) as error:
         raise BadInputError(
             f"host_cache_gb={config.host_cache_gb:g}: the memory cannot be had ({error})",
