@@ -128,17 +128,18 @@ class Wishes:
             if node is None and want:
                 node = self._tree.at(tokens[:end])
             if node is not None:
-                self._wish(node, want - have)
+                self._wish(node, want, have, self._left[program] if self._compiled else 0)
                 if want:
                     pins[segment] = node, want
         if not self._left[program]:
             for node, have in self._pins.pop(program).values():
-                self._wish(node, -have)
+                self._wish(node, 0, have, 0)
 
-    def _wish(self, node: Node, more: int) -> None:
-        for _ in range(more):
-            self._tree.pin(node)
-        for _ in range(-more):
+    def _wish(self, node: Node, want: int, have: int, ahead: int) -> None:
+        """Of ``have`` wishes make ``want``, renewed by what is known now."""
+        for _ in range(want):
+            self._tree.pin(node, ahead=ahead)
+        for _ in range(have):
             self._tree.unpin(node)
 
 

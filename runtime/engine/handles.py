@@ -16,6 +16,8 @@ class _Kept:
     node: Node | None
     """Where its pin is; ``None``: its KV was never there."""
     namespace: bytes = b""
+    ahead: int = 0
+    """How many requests its program was to send yet."""
 
 
 class Handles:
@@ -30,21 +32,27 @@ class Handles:
         return len(self._kept)
 
     def keep(
-        self, handle: int, tokens: IntArray, node: Node | None, namespace: bytes = b""
+        self,
+        handle: int,
+        tokens: IntArray,
+        node: Node | None,
+        namespace: bytes = b"",
+        ahead: int = 0,
     ) -> None:
-        """Remember a sequence; a handle used again forgets what it was."""
-        self._put(handle, _Kept(tokens, node, namespace))
+        """Remember a sequence of a program that is to send ``ahead`` requests yet; a handle used
+        again forgets what it was."""
+        self._put(handle, _Kept(tokens, node, namespace, ahead))
 
-    def mark(self, handle: int, tokens: IntArray, namespace: bytes) -> None:
+    def mark(self, handle: int, tokens: IntArray, namespace: bytes, ahead: int = 0) -> None:
         """Remember a prefix that will be read again, and wish that what there is of it stay."""
-        self._put(handle, _Kept(tokens, self._tree.at(tokens, namespace), namespace))
+        self._put(handle, _Kept(tokens, self._tree.at(tokens, namespace), namespace, ahead))
 
-    def renew(self, handle: int) -> None:
+    def renew(self, handle: int, ahead: int = 0) -> None:
         """More of a marked prefix has been computed, or again what was evicted: wish that it stay
         too. One that was released meanwhile is ignored."""
         kept = self._kept.get(handle)
         if kept is not None:
-            self.mark(handle, kept.tokens, kept.namespace)
+            self.mark(handle, kept.tokens, kept.namespace, ahead)
 
     def extend(self, handle: int, length: int, ids: IntArray) -> IntArray | None:
         """The handle's first ``length`` tokens and then ``ids``; ``None`` if it does not have
@@ -66,6 +74,6 @@ class Handles:
 
     def _put(self, handle: int, kept: _Kept) -> None:
         if kept.node is not None:
-            self._tree.pin(kept.node)
+            self._tree.pin(kept.node, ahead=kept.ahead)
         self.release(handle)
         self._kept[handle] = kept

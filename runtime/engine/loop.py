@@ -195,7 +195,7 @@ class Engine:
             )
             return
         for handle, length in message.marks:
-            peer.handles.mark(handle, request.tokens[:length], request.namespace)
+            peer.handles.mark(handle, request.tokens[:length], request.namespace, request.remaining)
         peer.requests[message.rid] = request
         self._endings.watch(request)
 
@@ -370,9 +370,9 @@ class Engine:
         spans = spans_of(request)
         if request.keep is not None and reason != "abort":
             tokens = request.tokens[: request.line]
-            peer.handles.keep(request.keep, tokens, node, request.namespace)
+            peer.handles.keep(request.keep, tokens, node, request.namespace, request.remaining)
         for handle in request.marks:
-            peer.handles.renew(handle)
+            peer.handles.renew(handle, request.remaining)
         if reason == "abort" and error is None:
             error = ErrorInfo.of(AbortedError("the request was aborted"))
         else:

@@ -218,7 +218,7 @@ class KVMemory:
             return False
         if missing > 0:
             # A little more than needed, so that a full cache is not trimmed at every step.
-            more = self.total // 64
+            more = self.total // 256
             if self.spilling is None:
                 self.tree.evict(min(self.tree.num_evictable, missing + more))
             else:

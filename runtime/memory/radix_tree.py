@@ -11,7 +11,6 @@ the idea). A path from the root of a namespace spells a prompt; namespaces share
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .eviction import EvictionPolicy, LeastRecentlyUsed
+from .eviction_order import EvictionOrder
 from .page_pool import PagePool, SlotArray
 
 TokenArray = npt.NDArray[np.int32]
@@ -30,8 +30,8 @@ class Node:
     """One edge and the point it leads to. Only the tree changes it."""
 
     __slots__ = (
-        "awaited", "chain", "children", "due", "hits", "last_use", "lock", "parent", "pins",
-        "serial", "slots", "tokens",
+        "ahead", "awaited", "chain", "children", "due", "hits", "last_use", "lock", "parent",
+        "pins", "returns", "serial", "since", "slots", "tokens",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, tokens: TokenArray, slots: SlotArray, serial: int):
@@ -46,8 +46,11 @@ class Node:
         self.pins = 0
         self.awaited = 0
         self.due = 0
+        self.ahead = 0
         self.hits = 0
+        self.returns = 0
         self.last_use = 0
+        self.since = 0
         self.serial = serial
 
 
@@ -80,7 +83,7 @@ class RadixTree:
         self._pool = pool
         self._policy = policy or LeastRecentlyUsed()
         self._roots: dict[bytes, Node] = {}
-        self._heap: list[tuple[tuple[int, ...], int, Node]] = []
+        self._order = EvictionOrder(self._policy)
         self._sweep_at = _MANY_ROOTS
         self._clock = 0
         self._serial = 0
@@ -196,13 +199,20 @@ class RadixTree:
                 self._offer(at)
             at = at.parent
 
-    def pin(self, node: Node, *, awaited: bool = False) -> None:
-        """Wish that the path to ``node`` stay; ``awaited``: for somebody who is in the queue."""
+    def pin(self, node: Node, *, awaited: bool = False, ahead: int = 0) -> None:
+        """Wish that the path to ``node`` stay; ``awaited``: for somebody who is in the queue, else
+        for a program that is to send ``ahead`` requests yet, as far as is known."""
         at: Node | None = node
         self._wishes += awaited
         while at is not None:
             if awaited and not at.awaited:
                 at.due = self._wishes
+                self._came_for(at)
+            elif not at.pins:
+                self._policy.left(at, self._clock)
+                at.since = self._clock
+            if not awaited:
+                at.ahead = ahead
             at.pins += 1
             at.awaited += awaited
             at = at.parent
@@ -215,6 +225,9 @@ class RadixTree:
         at: Node | None = node
         while at is not None:
             assert at.pins > 0, "unpinned more often than pinned"
+            if at.pins == 1:
+                self._policy.left(at, self._clock)
+                at.since = self._clock
             at.pins -= 1
             at.awaited -= awaited
             at = at.parent
@@ -225,14 +238,8 @@ class RadixTree:
         are. Of the last leaf no more goes than must. Returns how many were freed. ``leaving`` is
         told of each leaf, before it goes, how many of its tokens stay."""
         freed = 0
-        while freed < count and self._heap:
-            key, _, node = heapq.heappop(self._heap)
-            if node.parent is None or node.lock or node.children:
-                continue  # not (or no longer) an unlocked leaf; offered again when it becomes one
-            now = self._policy.key(node)
-            if now != key:
-                heapq.heappush(self._heap, (now, node.serial, node))
-                continue
+        self._order.refresh(self._clock, self._num_nodes)
+        while freed < count and (node := self._order.take(self._clock)) is not None:
             pages = -(-(count - freed) // self._pool.page_size)
             left = max(0, len(node.slots) - pages * self._pool.page_size)
             if leaving is not None:
@@ -282,7 +289,7 @@ class RadixTree:
                 evictable += len(node.slots)
         assert evictable == self._evictable, "evictable slots miscounted"
         assert locked == self._locked, "locked slots miscounted"
-        offered = {id(node) for _, _, node in self._heap}
+        offered = self._order.leaves()
         for node in self.nodes():
             if node.lock == 0 and not node.children:
                 assert id(node) in offered, "an unlocked leaf that eviction cannot find"
@@ -298,7 +305,7 @@ class RadixTree:
         self._serial += 1
         self._num_nodes += 1
         node = Node(parent, tokens, slots, self._serial)
-        node.last_use = self._clock
+        node.last_use = node.since = self._clock
         return node
 
     def _walk(
@@ -314,7 +321,9 @@ class RadixTree:
             if same < len(child.tokens):
                 child = self._split(child, same)
             if hit is not None:
-                child.last_use = self._clock
+                if hit and not child.awaited:  # else that was told when the request came
+                    self._came_for(child)
+                child.last_use = child.since = self._clock
                 child.hits += hit
             parts.append(child.slots)
             done += same
@@ -330,6 +339,7 @@ class RadixTree:
         upper = self._node(parent, node.tokens[:at], node.slots[:at])
         upper.lock, upper.pins, upper.awaited = node.lock, node.pins, node.awaited
         upper.hits, upper.last_use, upper.due = node.hits, node.last_use, node.due
+        upper.ahead, upper.returns, upper.since = node.ahead, node.returns, node.since
         parent.children[int(node.tokens[0])] = upper
         node.tokens, node.slots = node.tokens[at:], node.slots[at:]
         node.parent = upper
@@ -339,18 +349,12 @@ class RadixTree:
     def _offer(self, node: Node) -> None:
         """Let eviction know of an unlocked leaf."""
         if node.parent is not None and not node.children and node.lock == 0:
-            heapq.heappush(self._heap, (self._policy.key(node), node.serial, node))
-            if len(self._heap) > 64 + 4 * self._num_nodes:
-                self._compact()
+            self._order.offer(node, self._clock, self._num_nodes)
 
-    def _compact(self) -> None:
-        live = {id(n): n for _, _, n in self._heap if n.parent is not None}
-        self._heap = [
-            (self._policy.key(n), n.serial, n)
-            for n in live.values()
-            if not n.children and n.lock == 0
-        ]
-        heapq.heapify(self._heap)
+    def _came_for(self, node: Node) -> None:
+        self._policy.read(node, self._clock)
+        node.returns += not node.pins
+        node.since = self._clock
 
     def _trim(self, node: Node, left: int) -> int:
         """Evict the end of a leaf. It stays the same node, and what is wished of it stands."""
@@ -365,6 +369,7 @@ class RadixTree:
     def _remove(self, node: Node) -> int:
         parent = node.parent
         assert parent is not None
+        self._policy.left(node, self._clock)
         del parent.children[int(node.tokens[0])]
         node.parent = None
         self._num_nodes -= 1

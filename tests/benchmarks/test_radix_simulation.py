@@ -77,7 +77,7 @@ class NaiveLRU:
         if missing <= 0:
             return
         locked = sum(len(e) - self.parent(e) for e in self.used if held[: len(e)] == e)
-        missing = min(self.size() - locked, missing + self.total // 64)
+        missing = min(self.size() - locked, missing + self.total // 256)
         while missing > 0:
             leaves = [e for e in self.used if e != held[: len(e)] and not self.goes_on(e)]
             end = min(leaves, key=self.used.__getitem__)

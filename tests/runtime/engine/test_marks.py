@@ -117,3 +117,16 @@ def test_marks_outside_the_prompt_are_refused(wrong, param):
     with pytest.raises(BadInputError) as caught:
         request_of(message, b"", Handles(KVMemory(64).tree), 50)
     assert caught.value.param == param
+
+
+def test_what_its_program_was_to_send_yet_goes_with_a_wish():
+    memory = KVMemory(160, eviction="program")
+    handles = Handles(memory.tree)
+    tokens = np.arange(40, dtype=np.int32)
+    node = compute(memory, tokens)
+    handles.keep(1, tokens, node, b"", 7)
+    assert node.ahead == 7
+    handles.mark(2, tokens, b"", 3)
+    assert node.ahead == 3
+    handles.renew(2, 2)
+    assert (node.ahead, node.pins) == (2, 2)
