@@ -166,7 +166,7 @@ class KVMemory:
         token. ``None``: held slots leave too few."""
         assert self.tiers is not None
         self.tiers.hold(names)  # taking slots evicts, and what is evicted wants their place
-        match = self.hold(tokens, namespace)
+        match = self._hold_unused(tokens, namespace)
         blocks = -(-len(tokens) // BLOCK) - match.length // BLOCK
         after = int(match.slots[-1]) if match.length else -1
         slots = None
@@ -181,6 +181,16 @@ class KVMemory:
         copy = self.tiers.load(names, slots, match.length % BLOCK)
         every = np.concatenate((match.slots, slots))
         return Load(tokens, namespace, match.node, every, match.length, copy, blocks)
+
+    def _hold_unused(self, tokens: TokenArray, namespace: bytes) -> Match:
+        """`hold`, but that is no use of what is found: the use comes when it is all there."""
+        node = at = self.tree.at(tokens, namespace)
+        self.tree.lock(node)
+        parts = [node.slots]
+        while at.parent is not None:
+            at = at.parent
+            parts.append(at.slots)
+        return Match(node, np.concatenate(parts[::-1]))
 
     def end_load(self, load: Load) -> None:
         """What was loaded is the tree's, and evictable. Call it when the copy is ready."""
