@@ -93,8 +93,7 @@ class LLGuidanceMatcher:
             return
         rows, places = self._grammar.rows, self._places
         place = places[-1] if places and places[0] is rows.start else None
-        if place is not None and place.row is not None:
-            row[:] = place.row
+        if place is not None and rows.copy(place, row):
             return
         if self._ends:
             # A tenth of the time of row.ctypes.data.

@@ -3,20 +3,26 @@ copy."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from .matcher import MaskRow
 
 _PLACE_BYTES = 400
 """A place without its row: two objects and a way to it."""
+_FEW_WORDS = 64
+"""A row with at most so many words that are not zero is kept as those: most rows are, and a copy of
+a whole one takes longer, in memory that is new."""
 
 
 class Place:
-    """Where an output can be: after certain tokens. ``seen``: its row was asked for before."""
+    """Where an output can be: after certain tokens. ``row``: None, a row, or the numbers of its
+    words that are not zero, with those. ``seen``: its row was asked for before."""
 
     __slots__ = ("after", "row", "seen")
 
     def __init__(self) -> None:
         self.after: dict[int, Place] = {}
-        self.row: MaskRow | None = None
+        self.row: MaskRow | tuple[np.ndarray, MaskRow] | None = None
         self.seen = False
 
 
@@ -44,13 +50,27 @@ class MaskCache:
             here[token] = place = Place()
         return place
 
+    def copy(self, place: Place, out: MaskRow) -> bool:
+        """Write the row of a place, if it is there."""
+        row = place.row
+        if row is None:
+            return False
+        if isinstance(row, tuple):
+            out.fill(0)
+            out[row[0]] = row[1]
+        else:
+            out[:] = row
+        return True
+
     def keep(self, place: Place, row: MaskRow) -> None:
         """Remember the row of a place, if it is worth it."""
         if not place.seen and 2 * self.nbytes > self._max_bytes:
             place.seen = True
             return
-        if self._has_room(row.nbytes):
-            place.row = row.copy()
+        words = (row != 0).nonzero()[0]
+        few = len(words) <= _FEW_WORDS
+        if self._has_room(12 * len(words) + 200 if few else row.nbytes):
+            place.row = (words, row[words]) if few else row.copy()
 
     def _has_room(self, size: int) -> bool:
         """Whether so much may be added; if not, there is room for what comes next."""
