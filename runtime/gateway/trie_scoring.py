@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,6 +17,8 @@ from .token_trie import Piece, TokenTrie
 
 MOST_COMPUTED = 2048
 """Nodes computed by one request: their KV must be there at the same time, and each looks at all."""
+MOST_AT_ONCE = 4
+"""Requests of one scoring: all that it needs may be more than a queue takes."""
 SCORE_TRIE = EngineSampling(max_new_tokens=0)
 
 
@@ -53,7 +56,13 @@ class TrieScoring:
         scores = TrieScores(np.full(len(trie.tokens), np.nan, np.float32))
         pieces = list(self._pieces(trie))
         others = replace(self, keep=None, marks=(), explain=False)
-        jobs = [(others if i else self)._score(piece, not i) for i, piece in enumerate(pieces)]
+        turns = asyncio.Semaphore(MOST_AT_ONCE)
+
+        async def score(number: int, piece: Piece) -> tuple[FloatArray, Finish]:
+            async with turns:
+                return await (others if number else self)._score(piece, not number)
+
+        jobs = [score(number, piece) for number, piece in enumerate(pieces)]
         for number, (piece, (values, finish)) in enumerate(
             zip(pieces, await all_of(jobs), strict=True)
         ):

@@ -107,6 +107,7 @@ class FakeEngine:
         self.aborted: list[int] = []
         self.finished: list[Finish] = []
         self.outputs: dict[int, list[int]] = {}
+        self.most_running = 0
         self.tries: dict[int, list[list[int]]] = {}
         """Of requests that had some: the sequences that end with each of their nodes."""
         self.handles: dict[int, list[int]] = {}
@@ -184,6 +185,7 @@ class FakeEngine:
         self.prompts.append(ids)
         self.handles.update({handle: ids[:length] for handle, length in submit.marks})
         stops = submit.sampling.stops
+        self.most_running = max(self.most_running, len(self.running) + 1)
         self.running[submit.rid] = {
             "submit": submit,
             "prompt": len(ids),

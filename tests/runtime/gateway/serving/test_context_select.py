@@ -116,6 +116,7 @@ async def test_more_than_one_request_may_hold_go_in_several(world, scored, near)
     choices = [f"q{one}{other}{one * 6}" for one in letters for other in letters]
     result = await select(context, choices, "greedy_token_selection")
     assert len(world.engine.submits) > 8
+    assert world.engine.most_running == 4, "a queue need not take all at once"
     assert sum(s.keep is not None for s in world.engine.submits) == 1
     before = world.tokenizer.encode(prompt)
     for choice, score in zip(choices, result.meta.choices, strict=True):
