@@ -98,10 +98,11 @@ def test_a_restart_finds_what_was_cached_and_only_that(config, tmp_path):
     with tiny(config, disk_cache_dir=folder) as runtime:
         answer, cached = ask(runtime, PROMPTS[0])
         assert answer == plain and cached >= 176
-        answer, cached = ask(runtime, PROMPTS[1])
-        assert answer == salted and cached < 16, "that was somebody else's"
+        # Before anything was computed: of a model as small as this loading may not pay.
         answer, cached = ask(runtime, PROMPTS[1], cache_salt="mine")
         assert answer == salted and cached >= 176
+        answer, cached = ask(runtime, PROMPTS[1])
+        assert answer == salted and cached < 16, "that was somebody else's"
         assert runtime.server_info()["tiers"]["disk"]["hit_tokens"] >= 352
         runtime.flush_cache()
         assert not list(folder.rglob("*.kv"))

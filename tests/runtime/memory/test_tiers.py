@@ -9,7 +9,7 @@ import pytest
 from ramet.runtime.memory.block_chain import BLOCK, BlockNames
 from ramet.runtime.memory.block_files import BlockFiles
 from ramet.runtime.memory.disk_tier import DiskTier
-from ramet.runtime.memory.tier_costs import TierCosts
+from ramet.runtime.memory.tier_costs import Cost, TierCosts
 from ramet.runtime.memory.tiers import Tiers
 
 
@@ -161,3 +161,34 @@ def test_estimates_follow_what_happens():
     costs.compute.add(0, 1.0)
     costs.compute.add(5, -1.0)
     assert costs.compute.of(1000) == pytest.approx(1.0, rel=0.2)
+
+
+def test_what_every_piece_costs_is_told_from_what_its_size_does():
+    cost = Cost()
+    for units in (10, 500, 20, 1000, 100):
+        cost.add(units, 0.003 + units * 1e-5)
+    assert cost.of(200) == pytest.approx(0.005)
+    assert cost.more(200) == pytest.approx(0.002)
+    assert cost.per_second == pytest.approx(1e5)
+    cost.relent()
+    assert cost.of(200) == pytest.approx(0.005 * 0.97)
+
+
+@pytest.mark.parametrize(
+    "measured", [[(10, 1.0), (1000, 0.9)], [(10, 0.0), (20, 1.0)], [(5, 0.5), (5, 0.7)]]
+)
+def test_measurements_that_make_no_sense_together_give_no_nonsense(measured):
+    cost = Cost()
+    for units, seconds in measured:
+        cost.add(units, seconds)
+    assert 0 <= cost.more(10) <= cost.of(10) <= 2.0
+
+
+def test_a_short_prompt_is_computed_where_steps_cost_the_same_anyhow():
+    """As on a GPU: 16 tokens take as long as 64, and a load as long as a step."""
+    costs = TierCosts()
+    for tokens in (16, 64, 512, 4096):
+        costs.compute.add(tokens, 0.003 + tokens * 2e-5)
+        costs.copy.add(tokens * 1000, 0.002 + tokens * 1e-6)
+    assert not costs.pays(32, 32_000, 0)
+    assert costs.pays(4096, 4_096_000, 0)
