@@ -324,7 +324,7 @@ class EngineContext:
         name: str | None,
     ) -> SelectResult:
         del name
-        keep = self._executor.engine.new_handle()
+        keep = self._executor.engine.new_handle() if self._reads else None
         try:
             scored = await score_choices(
                 self,
@@ -336,15 +336,14 @@ class EngineContext:
                 self._executor.context_length,
             )
         except BaseException:
-            keep.release()
+            if keep is not None:
+                keep.release()
             raise
         self._settle(scored.ids)
-        self._keep(keep, scored.shared)
+        self._keep(keep, scored.shared if keep is not None else 0)
         if not scored.shared:
             self._keep(None, 0)  # nothing was there to be kept
         self._leave_points()
-        if not self._reads:
-            self.rest()
         self._history.add((choices[scored.index], self._role is None))
         return SelectResult(scored.index, scored.meta)
 

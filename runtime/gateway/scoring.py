@@ -57,11 +57,11 @@ async def score_choices(
     choices: Sequence[str],
     method: ChoicesMethod,
     boundary: Literal["exact", "plain"],
-    keep: Handle,
+    keep: Handle | None,
     room: int,
 ) -> Scored:
     """Score every choice as a continuation of the context, in a context of ``room`` tokens. Equal
-    ones are scored once. What they have in common is kept in ``keep``.
+    ones are scored once. What they have in common is kept in ``keep``, if given.
 
     Raises `BadInputError` for no choices or an empty one, `ContextLengthError` for a long one.
     """

@@ -112,6 +112,8 @@ async def test_choices_share_what_they_begin_with_and_the_stream_goes_on_from_it
     assert scored.trie is not None
     assert (last.base, last.base_len) == (scored.keep, prompt)
     assert [submit.remaining for submit in (scored, last)] == [1, 0]
+    *_, alone = await run(world, [text("prompt"), select])
+    assert alone.keep is None, "nobody goes on from it"
 
 
 async def test_what_never_runs_is_not_to_come(world):
