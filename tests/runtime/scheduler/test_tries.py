@@ -210,26 +210,27 @@ def test_what_is_computed_of_a_trie_counts_in_the_queue_and_for_its_class(make_w
     assert scheduler.waiting.tokens == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     slots=st.sampled_from([192, 320, 1024]),
     step_tokens=st.sampled_from([7, 64]),
     overlap=st.booleans(),
     policy=st.sampled_from(["fcfs", "lpm", "dfs", "program"]),
+    caching=st.booleans(),
 )
-def test_any_mix(make_world, seed, slots, step_tokens, overlap, policy):
+def test_any_mix(make_world, seed, slots, step_tokens, overlap, policy, caching):
     rng = random.Random(seed)
     world = make_world(slots=slots, rows=4, context=192, step_tokens=step_tokens, overlap=overlap,
-                       policy=policy)  # fmt: skip
+                       policy=policy, caching=caching)  # fmt: skip
     stem = [rng.randrange(3) for _ in range(60)]
     wanted = {}
     for rid in range(8):
         prompt = stem[: rng.randrange(1, 60)]
         if rng.random() < 0.6:
             paths = [
-                [rng.randrange(3) for _ in range(rng.randrange(1, 24))]
-                for _ in range(rng.randrange(1, 6))
+                [rng.randrange(3) for _ in range(rng.choice((1, 3, 8, 20, 30)))]
+                for _ in range(rng.randrange(1, 5))
             ]
             wanted[rid] = (prompt, tree(*paths))
             world.add_trie(rid, prompt, *wanted[rid][1])
