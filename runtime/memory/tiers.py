@@ -309,14 +309,19 @@ class Tiers:
     def facts(self) -> dict[str, Any]:
         """For operators, by tier, as plain numbers."""
         shown: dict[str, Any] = {"rates": self.costs.facts()}
-        for tier, blocks, limit in (
-            ("host", len(self.host), self.host.num_rows),
-            ("disk", len(self.disk or ()), 0 if self.disk is None else self.disk.limit),
+        disk = self.disk
+        for tier, blocks, limit, evicted, refused in (
+            ("host", len(self.host), self.host.num_rows, self.host.evicted, 0),
+            ("disk", len(disk), disk.limit, disk.evicted, disk.refused)
+            if disk is not None
+            else ("disk", 0, 0, 0, 0),
         ):
             counts = self.counts[tier]
             shown[tier] = {
                 "used_bytes": blocks * self.block_bytes,
                 "limit_bytes": limit * self.block_bytes,
+                "evicted_blocks": evicted,
+                "refused_blocks": refused,
                 **{name: getattr(counts, name) for name in Counts.__slots__},
             }
         return shown

@@ -79,6 +79,12 @@ class Metrics(Observer):
             "dropped_blocks": Counter(
                 "cache_tier_dropped_blocks", "Blocks that a tier had no room for.", *tiers
             ),
+            "evicted_blocks": Counter(
+                "cache_tier_evicted_blocks", "Blocks that made way for others.", *tiers
+            ),
+            "refused_blocks": Counter(
+                "cache_tier_refused_blocks", "Files that were damaged or not ours.", *tiers
+            ),
         }
         self._tier_bytes = {
             tier: Gauge(f"{tier}_cache_used_bytes", f"KV that the {tier} tier holds.")

@@ -230,7 +230,7 @@ def test_damage_on_disk_costs_time_and_nothing_else(make, caplog):
     again = make(slots=256, disk=100)
     assert ask(again, 1, prompt(1, 200)).cached_tokens == 5 * BLOCK
     assert "not loaded" in caplog.text
-    assert again.tiers.disk.refused == 1
+    assert again.tiers.facts()["disk"]["refused_blocks"] == 1
 
 
 def test_the_blocks_of_another_model_are_not_loaded(make):

@@ -8,6 +8,7 @@ from ramet.runtime.gateway.http.metrics import Metrics
 
 def info(scale: int) -> dict:
     names = ("hit_tokens", "miss_tokens", "loads", "loaded_bytes", "stored_bytes")
+    names += ("evicted_blocks", "refused_blocks")
     host = {name: scale * at for at, name in enumerate(names, 1)}
     disk = {name: 10 * number for name, number in host.items()}
     return {
@@ -43,6 +44,8 @@ def test_counters_go_on_where_the_engine_does():
     assert found["ramet:cache_tier_loaded_bytes_total", "disk"] == 120
     assert found["ramet:cache_tier_stored_bytes_total", "host"] == 15
     assert found["ramet:cache_tier_dropped_blocks_total", "disk"] == 3
+    assert found["ramet:cache_tier_evicted_blocks_total", "host"] == 18
+    assert found["ramet:cache_tier_refused_blocks_total", "disk"] == 210
     assert found["ramet:host_cache_used_bytes", ""] == 21
     assert found["ramet:disk_cache_used_bytes", ""] == 210
 
