@@ -31,7 +31,7 @@ from ramet.kernels import (
     step,
 )
 from ramet.kernels.attention import decode, extend, merge, tree
-from ramet.kernels.attention.meta import AttentionMeta
+from ramet.kernels.attention.meta import Ancestry, AttentionMeta
 from ramet.kernels.attention.worklist import make_list
 from ramet.kernels.operands import Norm, Rotation
 from ramet.kernels.reference.sampling import PROMPT_BIT
@@ -112,12 +112,21 @@ def attention(dims: Iterable[int] = HEADS) -> None:
         one = AttentionMeta(table, items, ints(*range(len(lengths) + 1)), ints(*lengths), 1, width)
         starts = ints(0, *torch.tensor(queries).cumsum(0).tolist())
         many = AttentionMeta(table, items, starts, ints(*lengths), max(queries), width)
+        nodes = [0, 5, 130, 60]  # each the child of the one before
+        trees = AttentionMeta(table, items, starts, ints(*lengths), max(queries), width)
+        trees.ancestry = Ancestry(
+            ints(*(length - n for length, n in zip(lengths, nodes))),
+            ints(0, 0, 5, 135),
+            ints(*(n for n in nodes for _ in range(n))),
+            ints(*(i for n in nodes for i in range(n))),
+        )
         all_options = ({}, {"window": 40}, {"softcap": 5.0, "sinks": randn(heads)})
         for kv_dtype in (BF16, torch.float8_e4m3fn) if dim == 128 else (BF16,):
             k, v = (randn(slots.numel(), kv_heads, dim, dtype=kv_dtype) for _ in range(2))
             for options in all_options if dim in (64, 128) else ({},):
                 decode.decode(randn(len(lengths), heads, dim), k, v, one, 0.1, **options)
                 extend.extend(randn(total, heads, dim), k, v, many, 0.1, **options)
+                extend.extend(randn(total, heads, dim), k, v, trees, 0.1, **options)
             positions = torch.arange(total, dtype=I32, device=DEVICE) % width
             rope.rope_write(
                 randn(total, (heads + 2 * kv_heads) * dim), positions,
