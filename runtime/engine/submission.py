@@ -104,9 +104,12 @@ def check_sampling(sampling: EngineSampling, vocab_size: int) -> None:
         raise BadInputError(
             f"{len(sampling.heal)} bytes to write again; at most {MAX_HEAL_BYTES}", param="heal"
         )
-    try:
-        sampling.heal.decode()
-    except UnicodeDecodeError:
-        raise BadInputError("what is to be written again is no text", param="heal") from None
+    if sampling.heal and sampling.constraint is not None:
+        try:
+            sampling.heal.decode()
+        except UnicodeDecodeError:
+            raise BadInputError(
+                "the prompt ends inside of a character, where no constraint can begin", param="heal"
+            ) from None
     if not all(sampling.stops):
         raise BadInputError("a stop string must not be empty", param="stops")

@@ -90,10 +90,17 @@ def test_memory_that_runs_out_changes_nothing(started, simulated):
     client = connect()
     asks = {rid: ([rid, 1, 2] * 30, b"abcabcabcabcabcabc"[: 6 + rid], 40) for rid in range(8)}
     for rid, (prompt, prefix, new) in asks.items():
-        client.submit(rid, prompt, new, heal=prefix)
+        held = {"constraint": Constraint("ebnf", "h abcdefghij*")} if rid % 2 else {}
+        client.submit(rid, prompt, new, heal=prefix, **held)
     client.pump(lambda: len(client.finished) == len(asks), 30)
-    for rid, ask in asks.items():
-        assert client.tokens[rid] == simulated(*ask)
+    for rid, (prompt, prefix, new) in asks.items():
+        if rid % 2:
+            text = text_of(client.tokens[rid])
+            assert text.startswith(prefix + b"h")
+            assert len(text) == len(prefix) + new  # all of its tokens are letters
+        else:
+            assert client.tokens[rid] == simulated(prompt, prefix, new)
+    assert engine.scheduler.num_retracted
     assert engine.scheduler.memory.usage().held == 0
 
 
@@ -215,8 +222,10 @@ def test_what_cannot_be_written_again_fails_alone(started):
     for rid, heal in enumerate([b"AB", b"\xff", b"a" * (MAX_HEAL_BYTES + 1)]):
         client.run(rid, [1, 2, 3], 4, heal=heal)
         assert client.finished[rid].error is not None
-    assert client.finished[0].error.kind == "grammar"
-    assert client.finished[1].error.param == client.finished[2].error.param == "heal"
+    client.run(3, [1, 2, 3], 4, heal=b"a\xff", constraint=Constraint("ebnf", "a"))
+    assert client.finished[0].error.kind == client.finished[1].error.kind == "grammar"
+    assert client.finished[2].error.param == client.finished[3].error.param == "heal"
+    assert "inside of a character" in client.finished[3].error.message
     engine._guided.guides._prefixes = None
     client.run(8, [1, 2, 3], 4, heal=b"a")
     assert client.finished[8].error.kind == "grammar"

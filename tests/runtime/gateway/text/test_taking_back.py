@@ -106,6 +106,20 @@ def test_of_smollm2(smollm2, text, prefix):
 
 
 @pytest.mark.model
+def test_ids_may_end_inside_of_a_character(smollm2):
+    tokenizer, healer = smollm2
+    whole = tokenizer.encode("the naïve 日本語 😀 caf")
+    table = tokenizer.bytes_table
+    partial = 0
+    for count in range(1, len(whole) + 1):
+        back = healer.take_back(ids(whole[:count]))
+        assert back.prefix == b"".join(table[token] for token in whole[:count][len(back.prompt) :])
+        assert not back.prefix or back.prefix[0] & 0xC0 != 0x80
+        partial += "\ufffd" in back.prefix.decode("utf-8", "replace")
+    assert partial
+
+
+@pytest.mark.model
 def test_a_literal_is_not_left(smollm2):
     """Neither by its bytes nor by its tokens: what the program does not say again stays."""
     tokenizer, healer = smollm2
