@@ -102,7 +102,9 @@ class Model:
         for i, (qkv_w, out_w, up_w, down_w) in enumerate(self.weights):
             k, v = self.kv[i]
             rotation = Rotation(self.positions, self.slots, self.angles, k, v, *self.shape)
-            q = ops.norm_rotate(x, self.norm, 1e-6, qkv_w, None, 0.0, rotation, normed)
+            q = None
+            if normed is None:
+                q = ops.norm_rotate(x, self.norm, 1e-6, qkv_w, None, 0.0, rotation)
             if q is None:
                 qkv = ops.norm_linear(x, self.norm, 1e-6, qkv_w, normed=normed)
                 q = ops.rope_write(

@@ -152,13 +152,12 @@ class DeviceOps:
         bias: torch.Tensor | None,
         offset: float,
         rotation: Rotation,
-        normed: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
         """See `Ops.norm_rotate`."""
         if self.invariant:
             return None
         return linear.norm_rotate(
-            x, norm_weight, eps, weight, bias, offset, rotation, normed, k_scale=self.k_scale,
+            x, norm_weight, eps, weight, bias, offset, rotation, k_scale=self.k_scale,
             v_scale=self.v_scale, pdl=self.pdl,
         )  # fmt: skip
 

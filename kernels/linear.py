@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from .activation import gate
-from .mid_batch import Tiles, mid_gate_up, mid_linear, mid_linear_add, mid_parts
+from .mid_batch import Tiles, mid_gate_up, mid_linear, mid_linear_add
 from .norm import rms_norm
 from .operands import Norm, Rotation
-from .rope import rope_write
 from .small_batch import Plan, small_linear
 from .small_batch import gate_up as small_gate_up
 from .small_batch import linear_add as small_linear_add
@@ -101,28 +100,15 @@ def norm_rotate(
     bias: torch.Tensor | None,
     offset: float,
     rotation: Rotation,
-    normed: torch.Tensor | None = None,
     *,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     pdl: bool = False,
 ) -> torch.Tensor | None:
-    """`rope.rope_write` of `norm_linear`, where a kernel less does both: q [T, Hq, D], or None with
-    nothing done."""
+    """`rope.rope_write` of `norm_linear` as one kernel, where there is one: q [T, Hq, D], or None
+    with nothing done."""
     plan = plan_for(x, weight, normed=True)
-    if isinstance(plan, Tiles) and plan.slices > 1:
-        if normed is None:
-            normed = rms_norm(x, norm_weight, eps, offset, pdl=pdl)
-        one = rotation
-        out = torch.empty(len(x), one.heads, one.head_dim, dtype=x.dtype, device=x.device)
-        return rope_write(
-            mid_parts(normed, weight, tiles=plan, pdl=pdl), one.positions, one.slots, one.cos_sin,
-            one.k_cache, one.v_cache, one.heads, one.kv_heads, one.head_dim, bias=bias,
-            k_scale=k_scale, v_scale=v_scale, out=out, pdl=pdl,
-        )  # fmt: skip
     if not isinstance(plan, Plan) or rotation.cos_sin.shape[1] != rotation.head_dim:
-        return None
-    if normed is not None and not plan.inside:
         return None
     return small_norm_rotate(
         x, norm_weight, eps, weight, bias, rotation, offset=offset, k_scale=k_scale,

@@ -263,18 +263,10 @@ def sum_parts(
             NORM=norm is not None,
             device=parts.device,
             pdl=pdl,
-            warps=min(max(block // 512, 1), 8),
+            # Rows are few: only many warps have all of a row's parts in flight.
+            warps=min(max(block // 128, 1), 16),
         )
     return out
-
-
-def mid_parts(
-    x: torch.Tensor, weight: torch.Tensor, *, tiles: Tiles, pdl: bool = False
-) -> torch.Tensor:
-    """`mid_linear` before its slices are summed: [slices, M, N] float32."""
-    parts = torch.empty(tiles.slices, len(x), len(weight), dtype=torch.float32, device=x.device)
-    _product(x, weight, None, parts, tiles, pdl=pdl)
-    return parts
 
 
 def mid_linear(
@@ -296,7 +288,9 @@ def mid_linear(
     if tiles.slices == 1:
         _product(x, weight, bias, out, tiles, pdl=pdl)
         return out
-    sum_parts(mid_parts(x, weight, tiles=tiles, pdl=pdl), bias, out=out, pdl=pdl)
+    parts = torch.empty(tiles.slices, rows, len(weight), dtype=torch.float32, device=x.device)
+    _product(x, weight, None, parts, tiles, pdl=pdl)
+    sum_parts(parts, bias, out=out, pdl=pdl)
     return out
 
 
@@ -315,7 +309,8 @@ def mid_linear_add(
     if tiles.slices == 1:
         _product(x, weight, bias, residual, tiles, add=True, pdl=pdl)
         return None
-    parts = mid_parts(x, weight, tiles=tiles, pdl=pdl)
+    parts = torch.empty(tiles.slices, *residual.shape, dtype=torch.float32, device=x.device)
+    _product(x, weight, None, parts, tiles, pdl=pdl)
     return sum_parts(parts, bias, residual, norm, pdl=pdl)
 
 

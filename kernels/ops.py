@@ -128,10 +128,9 @@ class Ops(Protocol):
         bias: torch.Tensor | None,
         offset: float,
         rotation: Rotation,
-        normed: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
-        """`rope_write` of `norm_linear` of x (or of `normed`), where a kernel less does both; else
-        None, with nothing done."""
+        """`rope_write` of `norm_linear` of x, where one kernel does both; else None, with nothing
+        done."""
         ...
 
     def attention(

@@ -15,35 +15,19 @@ KV_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
 
 
 @triton.jit
-def summed(place, columns, mask, bias, part, PARTS: tl.constexpr, BIAS: tl.constexpr):
-    """float32 at `place`, whose parts lie `part` elements apart, plus the bias at `columns`."""
-    value = tl.load(place, mask=mask, other=0.0).to(tl.float32)
-    for i in tl.static_range(PARTS - 1):  # pyright: ignore
-        value += tl.load(place + (i + 1) * part, mask=mask, other=0.0)
-    if BIAS:
-        value += tl.load(bias + columns, mask=mask, other=0.0).to(tl.float32)
-    return value
-
-
-@triton.jit
 def rotated(
-    row,
-    columns,
+    heads,
     head_mask,
-    bias,
-    part,
     norm,
     cos_sin_row,
     eps,
     offset,
-    PARTS: tl.constexpr,
-    BIAS: tl.constexpr,
     D: tl.constexpr,
     R: tl.constexpr,
     BLOCK_D: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """Rotate [HB, D] heads that start at `columns` [HB] of a row; float32.
+    """Rotate [HB, D] heads that start at pointers `heads` [HB]; float32.
 
     Neox style: dimension d < R / 2 pairs with d + R / 2; dimensions from R on pass through. With
     NORM the heads are RMS-normed first. Each value is loaded beside its partner, which the
@@ -58,9 +42,8 @@ def rotated(
         partner = tl.max_contiguous(tl.multiple_of(partner, 8), 8)
         angle = tl.max_contiguous(tl.multiple_of(angle, 8), 8)
     mask = head_mask[:, None] & (d < D)[None, :]
-    here, there = columns[:, None] + d[None, :], columns[:, None] + partner[None, :]
-    value = summed(row + here, here, mask, bias, part, PARTS, BIAS)
-    other = summed(row + there, there, mask, bias, part, PARTS, BIAS)
+    value = tl.load(heads[:, None] + d[None, :], mask=mask, other=0.0).to(tl.float32)
+    other = tl.load(heads[:, None] + partner[None, :], mask=mask, other=0.0).to(tl.float32)
     if NORM:
         scale = tl.rsqrt(tl.sum(value * value, axis=1) / D + eps)[:, None]
         gain = tl.load(norm + d, mask=d < D, other=0.0).to(tl.float32) + offset
@@ -73,11 +56,9 @@ def rotated(
     return value * cos[None, :] + other * sin[None, :]
 
 
-@triton.jit(do_not_specialize=["part"])
+@triton.jit
 def rope_write_kernel(
     qkv,
-    bias,
-    part,
     positions,
     slots,
     cos_sin,
@@ -90,8 +71,6 @@ def rope_write_kernel(
     offset,
     k_inverse,
     v_inverse,
-    PARTS: tl.constexpr,
-    BIAS: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     D: tl.constexpr,
@@ -122,23 +101,17 @@ def rope_write_kernel(
             if i < Q_BLOCKS:
                 head = i * BLOCK_H + tl.arange(0, BLOCK_H)
                 there = head < HEADS
-                q = rotated(
-                    row, head * D, there, bias, part, q_norm, angles, eps, offset, PARTS, BIAS, D,
-                    R, BLOCK_D, NORM,
-                )  # fmt: skip
+                q = rotated(row + head * D, there, q_norm, angles, eps, offset, D, R, BLOCK_D, NORM)
                 q_place = q_out + (token * HEADS + head[:, None]) * D + d[None, :]
                 tl.store(q_place, q.to(q_out.dtype.element_ty), mask=there[:, None] & wide)
             else:
                 kv_head = (i - Q_BLOCKS) * BLOCK_KV + tl.arange(0, BLOCK_KV)
                 held = (kv_head < KV_HEADS) & (slot >= 0)
-                start = (HEADS + kv_head) * D
-                k = rotated(
-                    row, start, held, bias, part, k_norm, angles, eps, offset, PARTS, BIAS, D, R,
-                    BLOCK_D, NORM,
-                )  # fmt: skip
+                start = row + (HEADS + kv_head) * D
+                k = rotated(start, held, k_norm, angles, eps, offset, D, R, BLOCK_D, NORM)
                 source = start[:, None] + KV_HEADS * D + d[None, :]
                 mask = held[:, None] & wide
-                v = summed(row + source, source, mask, bias, part, PARTS, BIAS)
+                v = tl.load(source, mask=mask, other=0.0).to(tl.float32)
                 place = slot * SLOT_STRIDE + kv_head[:, None] * D + d[None, :]
                 tl.store(k_cache + place, (k * k_inverse).to(k_cache.dtype.element_ty), mask=mask)
                 tl.store(v_cache + place, (v * v_inverse).to(v_cache.dtype.element_ty), mask=mask)
@@ -179,7 +152,6 @@ def rope_write(
     eps: float = 1e-6,
     offset: float = 0.0,
     *,
-    bias: torch.Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     invariant: bool = False,
@@ -188,22 +160,17 @@ def rope_write(
 ) -> torch.Tensor:
     """Rotate q and k of qkv [T, (Hq + 2 Hk) D]; write K and V to their slots; return q [T, Hq, D].
 
-    qkv may come in float32 parts [P, T, (Hq + 2 Hk) D] that are yet to be summed, and without its
-    `bias`.
-
     positions [T] int32, slots [T] int64 (a negative slot writes nothing), cos_sin [P, R] float32 (R
     rotary dimensions: cosines of R / 2 angles, then sines), caches [S, Hk, D] of one dtype among
     `KV_DTYPES`, norms [D] for both or none. The caches hold K / k_scale and V / v_scale.
     `invariant`: the same program for any number of tokens. Raises ValueError for shapes that do not
     fit.
     """
-    tokens, width = qkv.shape[-2:]
-    parts = qkv.shape[0] if qkv.dim() == 3 else 1
+    tokens = qkv.shape[0]
     require(
-        qkv.is_contiguous() and width == (heads + 2 * kv_heads) * head_dim,
+        qkv.is_contiguous() and qkv.shape[1] == (heads + 2 * kv_heads) * head_dim,
         f"qkv must be [T, {(heads + 2 * kv_heads) * head_dim}], contiguous: {tuple(qkv.shape)}",
     )
-    require(parts == 1 or qkv.dtype == torch.float32, "parts are float32")
     require((q_norm is None) == (k_norm is None), "norms of q and k come together")
     rotary = cos_sin.shape[1]
     require(rotary <= head_dim and rotary % 2 == 0, f"{rotary} rotary of {head_dim} dimensions")
@@ -223,8 +190,6 @@ def rope_write(
         rope_write_kernel,
         (tokens, blocks),
         qkv,
-        qkv if bias is None else bias,
-        tokens * width,
         positions,
         slots,
         cos_sin,
@@ -237,8 +202,6 @@ def rope_write(
         offset,
         1.0 / k_scale,
         1.0 / v_scale,
-        PARTS=parts,
-        BIAS=bias is not None,
         HEADS=heads,
         KV_HEADS=kv_heads,
         D=head_dim,

@@ -60,7 +60,6 @@ def norm_rotate(
     bias: torch.Tensor | None,
     offset: float,
     rotation: Rotation,
-    normed: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     """On the CPU there is nothing to be won by doing both at once."""
     return None

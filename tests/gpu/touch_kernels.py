@@ -133,12 +133,6 @@ def attention(dims: Iterable[int] = HEADS) -> None:
                 slots.flatten()[:total].contiguous(), randn(width, dim, dtype=torch.float32), k, v,
                 heads, kv_heads, dim, pdl=True,
             )  # fmt: skip
-    caches = [randn(40, 2, 64) for _ in range(2)]
-    rope.rope_write(
-        randn(3, 7, 512, dtype=torch.float32), torch.arange(7, dtype=I32, device=DEVICE),
-        torch.arange(7, device=DEVICE), randn(20, 64, dtype=torch.float32), *caches, 4, 2, 64,
-        bias=randn(512), out=randn(7, 4, 64), pdl=True,
-    )  # fmt: skip
     parts = randn(5, 3, 6, 64, dtype=torch.float32)
     merge.merge(parts, randn(5, 3, 6, dtype=torch.float32), pdl=True)
 

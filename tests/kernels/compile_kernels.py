@@ -145,12 +145,6 @@ def run_launchers(model: str) -> None:
             heads, kv_heads, dim, pdl=True,
         )  # fmt: skip
         q = empty(tokens, heads, dim)
-        rope.rope_write(
-            empty(4, tokens, (heads + 2 * kv_heads) * dim, dtype=torch.float32),
-            empty(tokens, dtype=i32), empty(tokens, dtype=i64),
-            empty(8192, dim, dtype=torch.float32), *caches, heads, kv_heads, dim,
-            bias=empty((heads + 2 * kv_heads) * dim), out=q, pdl=True,
-        )  # fmt: skip
         decode.decode(q, *caches, meta_for(tokens, tokens, 1, 8192), dim**-0.5, pdl=True)
     for few in (1, 8):
         x, inside = empty(few, hidden), empty(few, inner)

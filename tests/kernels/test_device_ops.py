@@ -17,12 +17,8 @@ from ramet.kernels.attention.dispatch import attend
 from ramet.kernels.attention.meta import AttentionMeta
 from ramet.kernels.device_ops import DeviceOps
 from ramet.kernels.invariant import invariant_linear
-from ramet.kernels.mid_batch import Tiles
-from ramet.kernels.norm import rms_norm
-from ramet.kernels.operands import Rotation
 from ramet.kernels.ops import Ops
 from ramet.kernels.reference.attention import attention_exact
-from ramet.kernels.rope import rope_write
 from ramet.kernels.small_batch import Plan
 from ramet.kernels.tuning import Product, Table
 
@@ -155,45 +151,6 @@ def test_fused_linears_equal_the_separate_ones(rows, device, close):
     want = residual.double() + other @ wide.T + bias
     assert linear.linear_add(x, weight, residual, bias) is None
     close(residual, want)
-
-
-@pytest.mark.parametrize("given_norm", [False, True])
-@pytest.mark.parametrize(
-    "plan", [None, Plan(16, 32, 4, 3, 2), Tiles(64, 32, 4, 3), Tiles(64, 32, 4, 3, slices=3)]
-)
-def test_a_rotated_product_is_the_rotation_of_the_product(
-    plan, given_norm, device, close, monkeypatch
-):
-    monkeypatch.setattr(linear, "plan_for", lambda *_, **__: plan)
-    torch.manual_seed(5)
-    rows, heads, kv_heads, dim, width = 7, 4, 2, 32, 96
-    height = (heads + 2 * kv_heads) * dim
-    x, weight = (
-        torch.randn(*s, device=device).bfloat16() for s in ((rows, width), (height, width))
-    )
-    gain, bias = (torch.randn(s, device=device).bfloat16() for s in (width, height))
-    angle = torch.randn(9, dim, device=device)
-    positions = torch.arange(rows, dtype=torch.int32, device=device)
-    slots = torch.randperm(20, device=device)[:rows]
-    shape = (heads, kv_heads, dim)
-    normed = rms_norm(x, gain, 1e-6)
-
-    caches = [torch.zeros(20, kv_heads, dim, device=device).bfloat16() for _ in range(2)]
-    want = [torch.zeros_like(cache) for cache in caches]
-    qkv = (normed.double() @ weight.double().T + bias.double()).float()
-    want_q = rope_write(qkv, positions, slots, angle, *want, *shape)
-    q = linear.norm_rotate(
-        x, gain, 1e-6, weight, bias, 0.0, Rotation(positions, slots, angle, *caches, *shape),
-        normed if given_norm else None,
-    )  # fmt: skip
-    if plan is None or (isinstance(plan, Tiles) and plan.slices == 1):
-        assert q is None
-        assert not caches[0].any()
-        return
-    assert q is not None
-    close(q, want_q.double())
-    for got, one in zip(caches, want):
-        close(got, one.double())
 
 
 def test_a_table_answers_by_the_next_larger_row_count():

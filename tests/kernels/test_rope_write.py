@@ -67,37 +67,6 @@ def test_rope_write(tokens, heads, dim, normed, dtype, device, poisoned, close):
     assert k_cache.cpu()[untouched].isnan().all(), "a slot of another token was written"
 
 
-@pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("tokens", [1, 5, 70])
-def test_parts_and_bias_are_summed_first(tokens, dtype, normed, device, poisoned, close):
-    torch.manual_seed(tokens)
-    heads, kv_heads, dim, rotary = 6, 2, 96, 48
-    parts = torch.randn(3, tokens, (heads + 2 * kv_heads) * dim, device=device)
-    bias = torch.randn(parts.shape[2], device=device).to(dtype)
-    positions = torch.randint(POSITIONS, (tokens,), dtype=torch.int32, device=device)
-    slots = torch.randperm(SLOTS, device=device)[:tokens]
-    cos_sin = table(rotary, device)
-    norms = [torch.randn(dim, device=device).to(dtype) if normed else None for _ in range(2)]
-    caches = [poisoned(SLOTS, kv_heads, dim, dtype=dtype) for _ in range(2)]
-    q = poisoned(tokens, heads, dim, dtype=dtype)
-    arguments = (heads, kv_heads, dim, *norms, 1e-6, 1.0)
-    rope_write(parts, positions, slots, cos_sin, *caches, *arguments, bias=bias, out=q)
-    whole = parts.double().sum(0) + bias.double()
-    want = exact(whole, positions, cos_sin, *arguments)
-    close(q, want[0])
-    for cache, one in zip(caches, want[1:]):
-        close(cache[slots], one)
-
-
-def test_parts_of_16_bits_are_refused(device):
-    parts = torch.zeros(2, 1, 192, dtype=torch.bfloat16, device=device)
-    zero = torch.zeros(1, dtype=torch.int32, device=device)
-    cache = [torch.zeros(4, 1, 64, device=device) for _ in range(2)]
-    with pytest.raises(ValueError, match="parts are float32"):
-        rope_write(parts, zero, zero.long(), table(64, device), *cache, 1, 1, 64)
-
-
 def test_negative_slot_writes_nothing(device, poisoned):
     cache = [poisoned(4, 1, 64) for _ in range(2)]
     qkv = torch.randn(1, 3 * 64, device=device)

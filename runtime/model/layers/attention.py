@@ -76,10 +76,10 @@ class Attention:
         """`rotate` of the projections of the norm of x, which is ``normed`` where it is there."""
         config = self.config
         q = None
-        if self.q_norm is None:
+        if normed is None and self.q_norm is None:
             shape = (config.num_heads, config.num_kv_heads, config.head_dim)
             rotation = Rotation(positions, slots, self.cos_sin, kv[0], kv[1], *shape)
-            q = self.qkv.rotated_of_norm(x, norm, rotation, normed)
+            q = self.qkv.rotated_of_norm(x, norm, rotation)
         if q is None:
             q = self.rotate(self.qkv.of_norm(x, norm, normed), positions, slots, kv)
         return q

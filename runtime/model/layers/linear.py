@@ -32,10 +32,10 @@ class Linear(Protocol):
         ...
 
     def rotated_of_norm(
-        self, x: torch.Tensor, norm: Norm, rotation: Rotation, normed: torch.Tensor | None = None
+        self, x: torch.Tensor, norm: Norm, rotation: Rotation
     ) -> torch.Tensor | None:
-        """Of q, k and v by `of_norm`: `Ops.rope_write`, where a kernel less does both; else None,
-        with nothing done."""
+        """Of q, k and v by `of_norm`: `Ops.rope_write`, where one kernel does both; else None, with
+        nothing done."""
         ...
 
     def gated_of_norm(
@@ -75,10 +75,10 @@ class PlainLinear:
         )
 
     def rotated_of_norm(
-        self, x: torch.Tensor, norm: Norm, rotation: Rotation, normed: torch.Tensor | None = None
+        self, x: torch.Tensor, norm: Norm, rotation: Rotation
     ) -> torch.Tensor | None:
         return self._ops.norm_rotate(
-            x, norm.weight, norm.eps, self.weight, self.bias, norm.offset, rotation, normed
+            x, norm.weight, norm.eps, self.weight, self.bias, norm.offset, rotation
         )
 
     def gated_of_norm(
@@ -139,7 +139,6 @@ class PackedLinear:
         x: torch.Tensor,  # noqa: ARG002 - nothing is done
         norm: Norm,  # noqa: ARG002
         rotation: Rotation,  # noqa: ARG002
-        normed: torch.Tensor | None = None,  # noqa: ARG002
     ) -> torch.Tensor | None:
         return None
 
