@@ -3,9 +3,13 @@
 python benchmarks/radix.py [--out results.json]
 
 With --simulate, policies and evictions over a trace instead: few-shot, tot or agents (made from
---seed, of --requests), all three (all), or a file that --save or `Trace.save` wrote. First one
-request after the other in the order of the trace, in a cache of --cache of the working set, against
-what Belady's choice would find; then through a queue, in a cache of the whole working set.
+--seed, of --requests), all three (all), or a file: one that --save or `Trace.save` wrote, or one
+that an engine recorded (`ramet serve --record-trace FILE`). First one request after the other in
+the order of the trace, in a cache of --cache of the working set, against what Belady's choice would
+find; then through a queue, in a cache of the whole working set.
+
+Of a recording all is played again before that, in a cache of --slots tokens, and nothing is held
+but that cache; the rest is done with its first --requests.
 """
 
 from __future__ import annotations
@@ -15,8 +19,10 @@ import time
 from pathlib import Path
 
 import numpy as np
+import radix_recorded
 from radix_simulate import PAGE, belady, replay, rows_for, serve
 from radix_trace import GENERATORS, Trace
+from ramet.runtime.engine.trace_file import is_recorded
 from ramet.runtime.memory.eviction import POLICIES as EVICTIONS
 from ramet.runtime.memory.kv_memory import KVMemory
 from ramet.runtime.protocol.messages import EngineSampling
@@ -122,11 +128,29 @@ def policies(report: Report, name: str, trace: Trace, load: float, ageing: float
                        note=note)  # fmt: skip
 
 
+def recorded(report: Report, path: str, slots: int) -> None:
+    """All of a recording, which may be long, in a cache as large as the engine's was."""
+    name = Path(path).stem
+    for eviction in EVICTIONS:
+        counted = radix_recorded.replay(path, eviction, slots)
+        share = 100 / max(counted.prompt, 1)
+        if eviction == next(iter(EVICTIONS)):
+            note = f"{counted.requests} requests, {counted.prompt} prompt tokens"
+            note += f"; {counted.lost} more were not recorded" if counted.lost else ""
+            report.row(f"{name}: the engine itself", counted.found * share, "% found", note=note)
+        note = f"{counted.refused} did not fit" if counted.refused else ""
+        work = f"{name}: {eviction}, {counted.slots} tokens"
+        report.row(work, counted.again * share, "% found", note=note)
+
+
 def simulate(report: Report, options: argparse.Namespace) -> None:
     names = [*GENERATORS] if options.simulate == "all" else [options.simulate]
     for name in names:
         if name in GENERATORS:
             trace = GENERATORS[name](options.requests, options.seed)
+        elif is_recorded(name):
+            recorded(report, name, options.slots)
+            trace, name = radix_recorded.beginning(name, options.requests), Path(name).stem
         else:
             trace, name = Trace.load(name), Path(name).stem
         if options.save:
@@ -150,6 +174,7 @@ def main() -> None:
     )
     parser.add_argument("--ageing", type=float, default=5.0, help="seconds")
     parser.add_argument("--replay-only", action="store_true", help="no queue")
+    parser.add_argument("--slots", type=int, default=0, help="0: as many as the engine had")
     parser.add_argument("--save", metavar="FILE", help="keep the trace as .npz")
     options = parser.parse_args()
     if options.simulate:

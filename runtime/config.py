@@ -163,6 +163,16 @@ class EngineConfig(ServerConfig, frozen=True, kw_only=True, omit_defaults=True):
             "how it is cut into chunks. Slower."
         ),
     ] = False
+    record_trace: (
+        Annotated[
+            str,
+            says(
+                "File to append to which requests came and which of them begin alike, for the"
+                " simulator of policies; without text and tokens."
+            ),
+        ]
+        | None
+    ) = None
     schedule_conservativeness: Annotated[
         float, says("Above 1 admits fewer requests and retracts less.", gt=0.0, le=100.0)
     ] = 1.0

@@ -55,6 +55,7 @@ def _assemble(config, address):  # type: ignore[no-untyped-def]
     from .guides import Guides
     from .healing import Prefixes
     from .loop import Engine
+    from .recorder import Recorder
 
     files = resolve(config.model_path)
     runner = build_runner(config, files, tell_stage)
@@ -86,6 +87,13 @@ def _assemble(config, address):  # type: ignore[no-untyped-def]
         sharing=None if config.disable_tree_attention else runner.sharing,
     )
 
+    recorder = config.record_trace and Recorder(
+        config.record_trace,
+        slots=memory.total,
+        eviction=config.radix_eviction_policy,
+        policy=config.schedule_policy,
+    )
+
     @cache
     def vocabulary() -> Vocabulary:
         return Vocabulary.from_tokenizer(tokenizer, runner.vocab_size)
@@ -113,6 +121,7 @@ def _assemble(config, address):  # type: ignore[no-untyped-def]
         facts,
         guides=guides,
         overlap=not config.disable_overlap_schedule,
+        recorder=recorder,
     )
 
 

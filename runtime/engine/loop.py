@@ -33,6 +33,7 @@ from .guided import Guided, Outcome
 from .guides import Guides
 from .look import look
 from .outputs import Outputs
+from .recorder import Recorder, Unrecorded
 from .submission import request_of
 from .timing import Timing, spans_of
 
@@ -59,6 +60,7 @@ class Engine:
         *,
         guides: Guides | None = None,
         overlap: bool = True,
+        recorder: Recorder | None = None,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
@@ -68,11 +70,9 @@ class Engine:
         self._flights: deque[tuple[Planned, Ticket]] = deque()
         self._outputs = Outputs(connections, scheduler.rows)
         self._endings = Endings(token_bytes)
-        self._guided = None
-        if guides is not None:
-            self._guided = Guided(guides, scheduler, self._endings, self._outputs)
+        self._guided = guides and Guided(guides, scheduler, self._endings, self._outputs)
         self._timing = Timing()
-        self._asked: list[tuple[Connection, int]] = []
+        self._recorder = recorder or Unrecorded()
         self.stopping = False
         self.steps = 0
         self.totals = dict.fromkeys(
@@ -92,6 +92,7 @@ class Engine:
             self.connections.close()
         if self._guided is not None:
             self._guided.guides.close()
+        self._recorder.close()
         self.scheduler.loading.close()
         self.runner.close()
 
@@ -373,6 +374,7 @@ class Engine:
             peer.handles.keep(request.keep, tokens, node, request.namespace, request.remaining)
         for handle in request.marks:
             peer.handles.renew(handle, request.remaining)
+        self._recorder.ended(request, counted=reason != "abort" or error is not None)
         if reason == "abort" and error is None:
             error = ErrorInfo.of(AbortedError("the request was aborted"))
         else:
