@@ -128,11 +128,11 @@ async def _plain(context: EngineContext, tokenizer: Tokenizer, choices: Sequence
 
 
 def _common_prefix(rows: Sequence[Sequence[int]]) -> int:
-    shortest, others = min(rows, key=len), rows
-    for position, token in enumerate(shortest):
-        if any(row[position] != token for row in others):
+    first, last = min(rows), max(rows)  # in the order of a dictionary: others are between
+    for position, token in enumerate(first):
+        if position == len(last) or last[position] != token:
             return position
-    return len(shortest)
+    return len(first)
 
 
 def _holding(tokenizer: Tokenizer, ids: Sequence[int], size: int) -> int:
