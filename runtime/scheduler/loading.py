@@ -74,6 +74,8 @@ class Loading:
         beyond that."""
         claimed = 0
         for job in self._jobs:
+            if job.fetch is not None and not job.requests:
+                continue  # read ahead, into no slots
             claimed += job.end - job.start
             claimed += sum(max(0, request.target - job.end) for request in job.requests)
         return claimed
@@ -124,20 +126,13 @@ class Loading:
         of the blocks are in host memory."""
         tiers = self._tiers
         assert tiers is not None
-        size, first = tiers.block_bytes, start // BLOCK
-        end = min((first + len(names)) * BLOCK, request.reusable)
-        absent = sum(name not in tiers.host for name in names)
-        # What was fetched is loaded before more is; what went away meanwhile is not fetched again.
-        if absent and end - start >= LEAST and request.fetched_to <= start:
-            pays = tiers.costs.pays(end - start, len(names) * size, absent * size)
-            fetch = tiers.fetch(names) if pays else None
-            if fetch is not None:
-                request.fetched_to = (first + len(fetch.held) + len(fetch.names)) * BLOCK
-                return self._add(_Job(fetch.names, start, request.fetched_to, fetch=fetch))
-        end = min((first + here) * BLOCK, request.reusable)
+        fetch = self._fetch(request, start, names)
+        if fetch is not None:
+            return self._add(_Job(fetch.names, start, request.fetched_to, fetch=fetch))
+        end = min((start // BLOCK + here) * BLOCK, request.reusable)
         if end - start < LEAST or request.loaded_to >= end:
             return None  # what was loaded and evicted again is not loaded for ever
-        if not tiers.costs.pays(end - start, here * size, 0):
+        if not tiers.costs.pays(end - start, here * tiers.block_bytes, 0):
             return None
         load = self._memory.begin_load(request.tokens[:end], request.namespace, names[:here])
         if load is None:
@@ -147,6 +142,23 @@ class Loading:
             self._memory.end_load(load)
             return None
         return self._add(_Job(names[:here], start, end, load=load))
+
+    def _fetch(self, request: Request, start: int, names: Sequence[bytes]) -> Fetch | None:
+        """Start to read what host memory lacks, if it is some and that pays."""
+        tiers = self._tiers
+        assert tiers is not None
+        size, first = tiers.block_bytes, start // BLOCK
+        end = min((first + len(names)) * BLOCK, request.reusable)
+        absent = sum(name not in tiers.host for name in names)
+        # What was fetched is loaded before more is; what went away meanwhile is not fetched again.
+        if not absent or end - start < LEAST or request.fetched_to > start:
+            return None
+        if not tiers.costs.pays(end - start, len(names) * size, absent * size):
+            return None
+        fetch = tiers.fetch(names)
+        if fetch is not None:
+            request.fetched_to = (first + len(fetch.held) + len(fetch.names)) * BLOCK
+        return fetch
 
     def _add(self, job: _Job) -> _Job:
         self._jobs.append(job)
@@ -166,11 +178,14 @@ class Loading:
             disk.hit_tokens += in_any - in_host
             disk.miss_tokens += reusable - start - in_any
 
-    def poll(self) -> None:
-        """Put back into the queue whose KV has come."""
+    def poll(self, refused: Request | None = None) -> None:
+        """Put back into the queue whose KV has come. For one that was ``refused`` a place just now,
+        read ahead: when its turn comes, the disk is not waited for."""
         if self._tiers is None:
             return
         self._tiers.poll()
+        if refused is not None and self._tiers.disk is not None and not refused.read_ahead:
+            self._read_ahead(refused)
         if not any(job.over for job in self._jobs):
             return
         over = [job for job in self._jobs if job.over]
@@ -181,6 +196,18 @@ class Loading:
             for request in job.requests:
                 self.requests.remove(request)
                 self._waiting.place(request)
+
+    def _read_ahead(self, request: Request) -> None:
+        request.read_ahead = True
+        if request.row >= 0 or request in self.requests:
+            return
+        tiers, kept = self._tiers, request.tokens[: request.reusable + 1]
+        assert tiers is not None
+        start = self._memory.peek(kept[:-1], request.namespace)
+        names = tiers.reach(request.chain, kept, request.namespace, start)
+        fetch = self._fetch(request, start, names)
+        if fetch is not None:
+            self._add(_Job(fetch.names, start, request.fetched_to, fetch=fetch))
 
     def remove(self, request: Request) -> None:
         """A request is aborted."""

@@ -67,6 +67,7 @@ class Request:
     """Names of its first blocks of tokens, as far as somebody asked."""
     sought: bool = False
     """Whether it was looked for in the tiers below the tree, ..."""
+    read_ahead: bool = False
     fetched_to: int = 0
     loaded_to: int = 0
     """... and how far it was read from disk and loaded from host memory."""

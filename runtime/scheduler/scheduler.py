@@ -154,7 +154,7 @@ class Scheduler:
         ``drained``: every earlier step's samples are known. If they are not and a request must be
         retracted, raises `MustDrain` with nothing changed.
         """
-        self.loading.poll()
+        self.loading.poll(self._preemption.refused)
         self._make_way(drained)
         builder = StepBuilder(self.rows)
         if not self._prompts_alone():

@@ -347,6 +347,30 @@ def storm(world, chance) -> dict[int, list[int]]:
     return prompts
 
 
+def test_for_one_that_finds_no_room_the_disk_is_read_ahead(make):
+    world = make(slots=256, disk=100)
+    ask(world, 1, prompt(1, 160))
+    world.scheduler.loading.close()
+    again = make(slots=256, disk=100)
+    again.add(2, prompt(2, 160), 60)
+    again.step()
+    last = again.add(1, prompt(1, 160), 4)
+    deadline = time.monotonic() + 10
+    while len(again.tiers.host) < 10 and time.monotonic() < deadline:
+        again.step()
+        time.sleep(0.001)
+        if 2 in again.done:
+            break
+    assert 2 not in again.done and last.row < 0
+    assert len(again.tiers.host) == 10, "while another runs"
+    assert last in again.scheduler.waiting and not len(again.scheduler.loading)
+    run(again)
+    again.check(1, prompt(1, 160), 4)
+    again.check(2, prompt(2, 160), 60)
+    assert last.cached_tokens == 159
+    assert again.tiers.counts["disk"].loads == 1
+
+
 @pytest.mark.parametrize("looks", [0, 5])
 def test_many_that_come_back_at_once_are_loaded_once_each(make, looks):
     """Loads that all fit one by one, but not together, do not push each other out."""
