@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import radix_recorded
+from radix_informed import informed
 from radix_simulate import PAGE, belady, replay, rows_for, serve
 from radix_trace import GENERATORS, Trace
 from ramet.runtime.engine.trace_file import is_recorded
@@ -33,6 +34,8 @@ from ramet.runtime.scheduler.segments import SharingCost
 from report import Report
 
 VOCABULARY = 49_000
+MOST_INFORMED = 50_000
+"""Requests of traces for which it is computed what all knowledge but of times would find."""
 
 
 def match_and_insert(report: Report) -> None:
@@ -99,12 +102,18 @@ def evictions(report: Report, name: str, trace: Trace, share: float) -> None:
     best = belady(trace, size)
     report.row(f"{name}: unlimited cache", belady(trace, full) / prompts * 100, "% found")
     report.row(f"{name}: Belady, {share:g} of the working set", best / prompts * 100, "% found")
+    known = informed(trace, size) if len(trace) <= MOST_INFORMED else 0
+    if known:
+        report.row(f"{name}: all known but times", known / best * 100, "% of Belady",
+                   note=f"{known / prompts:.1%} found")  # fmt: skip
     for eviction in EVICTIONS:
         for compiled in (True, False) if eviction == "program" else (True,):
             bar = {True: "≥ 98", False: "≥ 90"}[compiled] if eviction == "program" else ""
             kind = {True: ", compiled", False: ", lazy"}[compiled] if eviction == "program" else ""
             hits = replay(trace, size, eviction, compiled=compiled)
             note = f"{hits / prompts:.1%} found"
+            if known and eviction == "program" and compiled:
+                note += f", {hits / known:.1%} of what is found with all known but times"
             report.row(f"{name}: {eviction}{kind}", hits / best * 100, "% of Belady", bar=bar,
                        note=note)  # fmt: skip
 

@@ -148,6 +148,18 @@ def test_a_cache_of_the_working_set_finds_all_that_was_ever_there(traces, simula
     assert found["lru"] < found["program"] <= best
 
 
+@pytest.mark.parametrize("name", ["few-shot", "tot", "agents"])
+def test_to_know_all_but_times_is_between_a_policy_and_belady(traces, simulate, bench_module, name):
+    informed = bench_module("radix_informed").informed
+    trace = traces.GENERATORS[name](1500, seed=1, concurrent=16)
+    half = trace.working_set() // 32 * 16
+    best, known = simulate.belady(trace, half), informed(trace, half)
+    assert simulate.replay(trace, half, "lru") < known < best
+    assert known > 0.9 * best
+    full = trace.working_set()
+    assert informed(trace, int(trace.lengths.sum())) == simulate.belady(trace, full)
+
+
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_a_queue_serves_all_and_keeps_the_order_of_programs(traces, simulate, policy):
     trace = traces.GENERATORS["tot"](300, seed=1, concurrent=6)
