@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from ..protocol.trie import Trie
 from .request import IntArray
@@ -23,6 +24,8 @@ class Piece:
     """[n] which nodes of the whole trie they are"""
     order: IntArray
     """[n] its nodes as the engine counts their log-probs: by parent"""
+    first: npt.NDArray[np.bool_]
+    """[n] whether nothing of the trie comes before a node"""
 
 
 @dataclass(slots=True)
@@ -59,7 +62,8 @@ class TokenTrie:
         parents = np.searchsorted(ids, self.parents[ids]).astype(np.int32)
         parents[self.parents[ids] < 0] = -1
         message = Trie(tokens=self.tokens[ids].tobytes(), parents=parents.tobytes())
-        return Piece(message, ids, np.argsort(parents, kind="stable").astype(np.int32))
+        order = np.argsort(parents, kind="stable").astype(np.int32)
+        return Piece(message, ids, order, parents < 0)
 
 
 def trie_of(rows: Sequence[Sequence[int]]) -> TokenTrie:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..protocol.errors import BackendError
 from ..protocol.messages import Divergence, EngineSampling, Finish
 from .engine_client import EngineClient
 from .generation import all_of
@@ -77,7 +78,7 @@ class TrieScoring:
         most = min(MOST_COMPUTED, max(self.room // 4, 1), self.room - len(self.prompt))
         for piece in trie.pieces(most):
             # With nothing before them, the first tokens have no log-prob.
-            if len(self.prompt) or (trie.parents[piece.nodes] >= 0).any():
+            if len(self.prompt) or not piece.first.all():
                 yield piece
 
     async def _score(self, piece: Piece, counts_prompt: bool) -> tuple[FloatArray, Finish]:
@@ -105,4 +106,9 @@ class TrieScoring:
         values = np.full(len(piece.nodes), np.nan, np.float32)
         if request.prompt_logprobs is not None:
             values[piece.order] = request.prompt_logprobs
+        told = ~np.isnan(values)
+        if not len(self.prompt):
+            told |= piece.first
+        if not told.all():
+            raise BackendError("the engine did not tell all log-probs of the choices")
         return values, request.finish

@@ -3,8 +3,10 @@
 Only inner nodes are computed. They take the places in the request's row that follow the prompt,
 depth first, so that a node's descendants are the nodes of an interval that begins with it::
 
-    prompt  [ The capital is ]     children of the prompt:  Paris  Pa  London
-    nodes   [ Pa ris -so ]         (Pa-ris, Pa-ris-so, Pa-go: go and what ends Pa-ris-so are leaves)
+    choices   Paris   Pa-ris   Pa-ris-h   Pa-go   Lon-don      (hyphens are between tokens)
+    row       prompt ... | Lon  Pa  ris
+    ends                    1    3    3       Pa sees the prompt, ris that and Pa
+    targets   after the prompt: Lon Pa Paris, after Lon: don, after Pa: go ris, after ris: h
 """
 
 from __future__ import annotations
@@ -53,9 +55,8 @@ class TokenTrie:
         """Of a request with a prompt of so many tokens, computing its tokens [start, end): who sees
         whom, and what is scored; with it the first of ``targets`` that is. ``None``: neither the
         prompt's end nor a node is among them."""
+        # Of the prompt's end and the nodes, by number; an empty prompt has no end.
         first, last = max(start - prompt + 1, 0), end - prompt + 1
-        if prompt == 0:
-            first = start + 1  # nothing comes before the first nodes to score them by
         if last <= first:
             return None
         spans = self.cuts[first : last + 1]

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
-from ramet.runtime.protocol import BadInputError, ContextLengthError, SamplingParams
+from ramet.runtime.protocol import (
+    BackendError,
+    BadInputError,
+    ContextLengthError,
+    SamplingParams,
+)
 
 MEAN = "token_length_normalized"
 
@@ -136,6 +142,22 @@ async def test_what_is_kept_is_the_prompt(world):
     await context.gen(SamplingParams(seed=1, max_new_tokens=1), None, None)
     assert world.engine.submits[1].base == world.engine.submits[0].keep
     assert world.engine.submits[1].base_len == 2
+    context.close()
+    await world.settle(lambda: not world.engine.handles)
+
+
+async def test_an_engine_that_leaves_something_out_is_not_believed(world, monkeypatch):
+    tell = world.engine._trie_logprobs
+
+    def less(*asked):
+        told = tell(*asked)
+        return msgspec.structs.replace(told, values=told.values[:-4])
+
+    monkeypatch.setattr(world.engine, "_trie_logprobs", less)
+    context = await world.context()
+    context.append("p")
+    with pytest.raises(BackendError, match="did not tell all"):
+        await select(context, ["x", "yz"])
     context.close()
     await world.settle(lambda: not world.engine.handles)
 
