@@ -41,7 +41,7 @@ class Done:
 
 
 class UnderWay:
-    """A copy in a stream. ``parts`` are kept until it is over."""
+    """A copy in a stream, from where the stream is now to `launched`."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._begin = torch.cuda.Event(enable_timing=True)

@@ -109,7 +109,8 @@ class Loading:
                 self._count(start, reusable, here, len(names))
             if not names:
                 return False
-            job = next((job for job in self._jobs if names[0] in job.names), None)
+            first = {names[0], *names[here : here + 1]}  # of all, and of those on disk
+            job = next((job for job in self._jobs if not first.isdisjoint(job.names)), None)
             job = job or self._begin(request, start, names, here)
             before, start = start, self._memory.peek(kept[:-1], namespace)
         if job is None:

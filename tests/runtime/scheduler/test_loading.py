@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -345,6 +346,33 @@ def storm(world, chance) -> dict[int, list[int]]:
             world.memory.spilling.rest()
         world.memory.tiers.host.assert_consistent()
     return prompts
+
+
+def test_several_wait_for_one_read_also_where_a_part_is_in_host_memory(make):
+    world = make(slots=512, disk=100)
+    ask(world, 1, prompt(1, 160))
+    world.scheduler.loading.close()
+    again = make(slots=512, disk=100)
+    ask(again, 1, [*prompt(1, 64), 1, 2])
+    again.memory.spilling.evict(512)
+    again.memory.tree.evict(512)
+    assert len(again.tiers.host) == 4
+    gate = threading.Event()
+    read = again.tiers.disk.files.read
+
+    def slow(name, into):
+        gate.wait(10)
+        read(name, into)
+
+    again.tiers.disk.files.read = slow
+    requests = [again.add(10 + i, [*prompt(1, 160), i], 2) for i in range(3)]
+    again.step()
+    assert len(again.scheduler.loading) == 3
+    assert again.tiers.counts["host"].loads == 1, "that of the request before"
+    gate.set()
+    run(again)
+    assert [request.cached_tokens for request in requests] == [160] * 3
+    assert again.tiers.counts["disk"].loads == 2
 
 
 def test_for_one_that_finds_no_room_the_disk_is_read_ahead(make):
