@@ -98,7 +98,7 @@ def steps(report: Report, rows: int, bar: str, *, looking_ahead: bool = False) -
 def evictions(report: Report, name: str, trace: Trace, share: float) -> None:
     """Hit rates with the order of access fixed by the trace."""
     prompts, full = trace.prompt_tokens(), trace.working_set()
-    size = int(full * share) // PAGE * PAGE
+    size = max(int(full * share), trace.longest() + PAGE) // PAGE * PAGE
     best = belady(trace, size)
     report.row(f"{name}: unlimited cache", belady(trace, full) / prompts * 100, "% found")
     report.row(f"{name}: Belady, {share:g} of the working set", best / prompts * 100, "% found")
@@ -120,7 +120,7 @@ def evictions(report: Report, name: str, trace: Trace, share: float) -> None:
 
 def policies(report: Report, name: str, trace: Trace, load: float, ageing: float) -> None:
     """Waiting times and hit rates through a queue."""
-    rows, size = rows_for(trace, load), trace.working_set()
+    rows, size = rows_for(trace, load), max(trace.working_set(), trace.longest() + PAGE)
     for policy in POLICIES:
         for eviction in EVICTIONS:
             served = serve(trace, size, policy, eviction, rows=rows, ageing=ageing)

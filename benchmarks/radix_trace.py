@@ -67,6 +67,11 @@ class Trace:
         ends = self.starts[1:] - 1
         return int(self.lengths[self.segments].sum() - self.lengths[self.segments[ends]].sum())
 
+    def longest(self) -> int:
+        """Tokens of the longest request."""
+        ends = np.concatenate(([0], np.cumsum(self.lengths[self.segments])))
+        return int(np.diff(ends[self.starts]).max())
+
     def working_set(self) -> int:
         """Tokens of the smallest cache that loses nothing: most that are between their first and
         their last use at one time."""

@@ -196,6 +196,8 @@ def test_a_trace_is_the_same_from_the_same_seed_and_from_its_file(traces, tmp_pa
             for name in ("program", "arrival", "after", "think", "starts", "segments", "lengths")
         )
     assert not np.array_equal(trace.arrival, traces.agents(200, seed=4, concurrent=4).arrival)
+    sizes = [int(trace.lengths[trace.path(i)].sum()) for i in range(len(trace))]
+    assert trace.longest() == max(sizes)
     first = Counter(trace.program.tolist())
     assert max(first.values()) > 2
     assert (np.diff(trace.arrival) >= 0).all()
