@@ -49,12 +49,14 @@ class Job(msgspec.Struct, frozen=True):
         return Spec(self.kind, self.text, self.whitespace, self.prefix)
 
 
-class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What came of a job: data for the backend's `finish`, a refusal, or an error."""
+class Reply(msgspec.Struct, omit_defaults=True):
+    """What came of a job: data for the backend's `finish`, a refusal, or an error. ``leaves``: who
+    answers takes no other job."""
 
     data: bytes = b""
     refused: str | None = None
     error: ErrorInfo | None = None
+    leaves: bool = False
 
 
 T = TypeVar("T", Hello, Born, Job, Reply)

@@ -1,4 +1,4 @@
-"""Processes that try specs, as their compiler sees them: one for each try, killed when late."""
+"""Processes that try specs, as their compiler sees them: asked one at a time, killed when late."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 
 from ..protocol.errors import BackendError
 from .frames import Born, Hello, Job, Reply, WorkerDied, read_frame, write_frame
@@ -27,13 +29,18 @@ again with its turns among them, ..."""
 TURN_SECONDS = 2.0
 """... for so long."""
 _STARTS = 2
+_MOST_IDLE = 2
+"""Processes that are kept for the next who asks, for each library."""
+_GONE_SECONDS = 0.5
+"""A server's tries end with it, a moment before one can tell that it has ended."""
 _REPLY_BYTES = 1 << 30
 _QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
 
 
 class Workers:
-    """A server process, started by the first question, that forks one for each try. Thread-safe.
-    ``background``: tries make way for all else that computes."""
+    """A server process, started by the first question, that forks others, which try specs until one
+    of them takes too long. Thread-safe. ``background``: tries make way for all else that
+    computes."""
 
     def __init__(
         self, vocabulary: Vocabulary, memory_limit: int, *, background: bool = True
@@ -46,8 +53,8 @@ class Workers:
         self._control: socket.socket | None = None
         self._closed = False
         self._tries: set[int] = set()
-        self._spare: dict[str, socket.socket] = {}
-        """To a process forked ahead, for each library that was asked for."""
+        self._idle: dict[str, list[_Child]] = {}
+        """For each library. Where tries go last, these may have gone last before."""
 
     def pids(self) -> list[int]:
         """Of the server, where it runs, then of the tries that go on."""
@@ -58,14 +65,11 @@ class Workers:
         """Try a spec until that time. Raises `TimeoutError`, or `WorkerDied` where it needs too
         much memory; both leave no process behind. `BackendError` if none can be started."""
         try:
-            try:
-                return self._ask(backend, spec, until)
-            except WorkerDied:
-                if not self._lost_server():  # then it is the try's own fault
-                    raise
-                return self._ask(backend, spec, until)
-        finally:
-            self._fork_ahead(backend)
+            return self._ask(backend, spec, until)
+        except WorkerDied:
+            if not self._lost_server():  # then it is the try's own fault
+                raise
+            return self._ask(backend, spec, until)
 
     def _ask(self, backend: str, spec: Spec, until: float) -> Reply:
         if not self._background:
@@ -94,38 +98,43 @@ class Workers:
 
     def _begin(self, backend: str, spec: Spec, *, last: bool) -> _Try:
         job = Job(backend, spec.kind, spec.text, spec.whitespace, spec.prefix, last)
-        for _ in range(_STARTS):
-            with self._lock:
-                line = self._spare.pop(backend, None)
-            line = line or self._line(backend)
+        starts = 0
+        while starts < _STARTS:
+            child = self._take(backend) if last or not self._background else None
+            starts += child is None
+            child = child or _Child(self._line(backend))
             try:
-                born = read_frame(
-                    line.fileno(), Born, limit=64, until=time.monotonic() + START_SECONDS
-                )
-                write_frame(line.fileno(), job)
-                return _Try(born.pid, line, self._tries)
+                child.begin(job)
+                return _Try(child, self._tries, partial(self._keep, backend, child))
             except (TimeoutError, WorkerDied):
-                line.close()  # the server died, or somebody killed this one: once more
+                child.line.close()  # the server died, or somebody killed this one: once more
         raise BackendError("a process that compiles grammars could not be started")
+
+    def _take(self, backend: str) -> _Child | None:
+        with self._lock:
+            idle = self._idle.get(backend)
+            return idle.pop() if idle else None
+
+    def _keep(self, backend: str, child: _Child) -> None:
+        with self._lock:
+            idle = self._idle.setdefault(backend, [])
+            if self._control is not None and len(idle) < _MOST_IDLE:
+                idle.append(child)
+                return
+        child.line.close()
 
     def _lost_server(self) -> bool:
         """Whether there is no server any more, though nobody closed it."""
-        with self._lock:
-            if self._server is not None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._server.wait(0.05)  # its tries end a moment before it is gone
-                    self._kill()
-            return self._server is None and not self._closed
-
-    def _fork_ahead(self, backend: str) -> None:
-        """Have a process ready for the next who asks: a fork takes as long as many a try."""
-        with contextlib.suppress(WorkerDied, BackendError):
-            line = self._line(backend)
+        server = self._server
+        if server is not None:
+            try:
+                server.wait(_GONE_SECONDS)
+            except subprocess.TimeoutExpired:
+                return False
             with self._lock:
-                if not self._closed and backend not in self._spare:
-                    self._spare[backend] = line
-                    return
-            line.close()
+                if self._server is server:
+                    self._kill()
+        return not self._closed
 
     def _line(self, backend: str) -> socket.socket:
         """A connection to a process that is being forked."""
@@ -183,9 +192,9 @@ class Workers:
         """The server is gone, and with it all that it forked."""
         server, self._server = self._server, None
         control, self._control = self._control, None
-        for line in self._spare.values():
-            line.close()
-        self._spare.clear()
+        for child in [one for idle in self._idle.values() for one in idle]:
+            child.line.close()
+        self._idle.clear()
         if control is not None:
             control.close()
         if server is not None:
@@ -193,33 +202,53 @@ class Workers:
             server.wait()
 
 
-class _Try:
-    """One process that tries one spec. Leaving it as a context ends it."""
+class _Child:
+    """One process and the connection to it. ``pid`` is 0 until it has said something."""
 
-    def __init__(self, pid: int, line: socket.socket, among: set[int]) -> None:
-        self.pid = pid
+    def __init__(self, line: socket.socket) -> None:
+        self.line = line
+        self.pid = 0
+
+    def begin(self, job: Job) -> None:
+        """Give it something to try. Raises `TimeoutError`, `WorkerDied`."""
+        if not self.pid:
+            until = time.monotonic() + START_SECONDS
+            self.pid = read_frame(self.line.fileno(), Born, limit=64, until=until).pid
+        write_frame(self.line.fileno(), job)
+
+
+class _Try:
+    """One spec that a process tries. Leaving it as a context ends the process, but where it has
+    answered and wants to go on: then it is ``kept``."""
+
+    def __init__(self, child: _Child, among: set[int], kept: Callable[[], None]) -> None:
+        self.pid = child.pid
         self.answers = False
         """Whether there is an answer, or will never be one."""
-        self._line = line
+        self._line = child.line
+        self._before = computed(self.pid) or 0.0
         self._among = among
-        self._done = False
-        among.add(pid)
+        self._kept = kept
+        self._stays = False
+        among.add(self.pid)
 
     def __enter__(self) -> _Try:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._done:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
         self._among.discard(self.pid)
+        if self._stays:
+            self._kept()
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
         self._line.close()
 
     @property
     def starves(self) -> bool:
         """Whether it was hardly let compute for as long as one is patient."""
         seconds = computed(self.pid)
-        return seconds is not None and seconds < FAIR_SHARE * PATIENCE_SECONDS
+        return seconds is not None and seconds - self._before < FAIR_SHARE * PATIENCE_SECONDS
 
     def wait(self, until: float) -> None:
         """Until then, or an answer."""
@@ -230,5 +259,5 @@ class _Try:
     def reply(self, until: float) -> Reply:
         """Raises `TimeoutError`, `WorkerDied`."""
         reply = read_frame(self._line.fileno(), Reply, limit=_REPLY_BYTES, until=until)
-        self._done = True
+        self._stays = not reply.leaves
         return reply

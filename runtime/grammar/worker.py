@@ -1,9 +1,9 @@
-"""A process that forks one for each spec to try: ``python -m ramet.runtime.grammar.worker --memory
+"""A process that forks those that try specs: ``python -m ramet.runtime.grammar.worker --memory
 BYTES``, with a socket as its standard input.
 
-It holds what takes long to make, a vocabulary in each library's form, so that a try begins within
-milliseconds and may be killed, or run out of memory, with nothing lost. It runs nobody's specs
-itself. It ends when the other end of its socket is closed, and the tries end with it.
+It holds what takes long to make, a vocabulary in each library's form, so that another is there
+within milliseconds, and each may be killed, or run out of memory, with nothing lost. It tries
+nobody's specs itself. It ends when the other end of its socket is closed, and the others with it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from ..child import follow
 
 NICE = 5
 """Where cores are few, the engine goes first."""
+_MOST_SPECS, _GROWTH_BYTES = 200, 32 << 20
+"""After so many specs, or with so much more memory than at first, another takes over."""
 
 
 def main() -> int:
@@ -57,23 +59,36 @@ def _serve(control: socket.socket, memory: int) -> int:
                 try:
                     control.close()
                     follow(server)
-                    _try_one(line, trier, memory)
+                    _try_specs(line, trier, memory)
                 finally:
                     os._exit(0)
 
 
-def _try_one(line: socket.socket, trier: _Trier, memory: int) -> None:
-    """Say who we are, hear what to try, say what came of it."""
+def _try_specs(line: socket.socket, trier: _Trier, memory: int) -> None:
+    """Say who we are; then hear what to try and say what came of it, again and again, but not when
+    that left much memory behind."""
     from .frames import Born, Job, WorkerDied, read_frame, write_frame
     from .priority import go_last
 
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    most = _peak() + _GROWTH_BYTES
     with contextlib.suppress(WorkerDied):
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         write_frame(line.fileno(), Born(os.getpid()))
-        job = read_frame(line.fileno(), Job, limit=1 << 30)
-        if job.last:
-            go_last(0)
-        write_frame(line.fileno(), trier.reply(job))
+        for left in reversed(range(_MOST_SPECS)):
+            job = read_frame(line.fileno(), Job, limit=1 << 30)
+            if job.last:
+                go_last(0)
+            reply = trier.reply(job)
+            if not left or _peak() > most:
+                reply.leaves = True
+            write_frame(line.fileno(), reply)
+            if reply.leaves:
+                break
+
+
+def _peak() -> int:
+    """Most bytes of memory that this process ever held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
 class _Trier:

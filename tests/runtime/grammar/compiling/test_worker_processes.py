@@ -126,6 +126,42 @@ def test_one_that_is_never_let_compute_begins_again_for_a_while(small, monkeypat
         compiler.close()
 
 
+def test_a_process_tries_one_after_the_other_until_it_has_grown(small):
+    compiler = Compiler(small)
+    try:
+        pids = set()
+        for i in range(6):
+            compiler.submit(Spec.of("json_schema", {"const": i})).result()
+            [idle] = compiler._workers._idle["llguidance"]
+            pids.add(idle.pid)
+        assert len(pids) == 1
+        kinds = [f"v{i}" for i in range(60)]
+        many = {
+            "type": "object",
+            "properties": {f"key{i}": {"enum": kinds} for i in range(1500)},
+            "required": [f"key{i}" for i in range(1500)],
+        }
+        assert compiler.submit(Spec.of("json_schema", many)).wait(30), "compiled or not"
+        assert not compiler._workers._idle["llguidance"], "it holds more than it should"
+        until(lambda: not any(map(alive, pids)))
+        assert compiler.submit(GOOD).result()
+    finally:
+        compiler.close()
+
+
+def test_an_idle_one_that_died_is_nobody_s_fault(small):
+    compiler = Compiler(small)
+    try:
+        for i in range(4):
+            assert compiler.submit(Spec.of("json_schema", {"const": i})).result()
+            [idle] = compiler._workers._idle["llguidance"]
+            os.kill(idle.pid, signal.SIGKILL)
+            until(lambda pid=idle.pid: not alive(pid))
+        assert compiler.failed == 0
+    finally:
+        compiler.close()
+
+
 def test_they_end_with_the_engine_however_that_ends():
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
