@@ -12,6 +12,7 @@ with the ``program`` policy and eviction.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import tempfile
@@ -298,6 +299,8 @@ def main() -> int:
             finally:
                 bench.close()
             del bench
+            gc.collect()  # the next shape needs the memory
+            torch.cuda.empty_cache()
     return 0
 
 
