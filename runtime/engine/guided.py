@@ -8,12 +8,14 @@ import numpy as np
 
 from ..protocol.errors import GrammarError, RametError
 from ..protocol.messages import EngineSampling
+from ..scheduler.batch import BoolArray, IntArray
 from ..scheduler.request import Request
 from ..scheduler.scheduler import Scheduler
 from .endings import Ending, Endings
 from .guides import Guides
 from .healing import leave_prefix
 from .outputs import Outputs
+from .together import MANY_STEPS
 
 RECENT = 16
 """Output tokens that a grammar is shown before those it forces."""
@@ -52,6 +54,15 @@ class Guided:
                 continue
             self._scheduler.bring_in(request)
             yield request, self._begin(request)
+
+    def ahead(self, at: IntArray, tokens: IntArray, bad: BoolArray) -> None:
+        """Of a step's samples (rows, tokens, whether they are none; [S] each), have the grammars of
+        many take theirs at once. `follow` comes for each that has not ended by then."""
+        rows = self._scheduler.rows
+        some = np.flatnonzero(rows.masked[at] & ~rows.healing[at] & ~bad).tolist()
+        if len(some) >= MANY_STEPS:
+            found = ((rows.requests[at[i]], int(tokens[i])) for i in some)
+            self.guides.accept_together((r, token) for r, token in found if r is not None)
 
     def follow(self, request: Request, token: int) -> Outcome:
         """Go on by the token that a running request sampled last, and by those that must follow.

@@ -4,10 +4,11 @@ each output is in its own."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol
 
+from ..grammar.llguidance_matcher import LLGuidanceMatcher
 from ..grammar.matcher import Grammar, Matcher
 from ..grammar.prefix_matcher import PrefixMatcher
 from ..grammar.spec import Spec
@@ -17,13 +18,10 @@ from ..scheduler.batch import IntArray
 from ..scheduler.building import Planned
 from ..scheduler.request import Request
 from ..scheduler.rows import Rows
-from .filling import ANYTHING, Failures, Job, MaskFiller
 from .healing import Prefixes
+from .together import ANYTHING, Failures, Job, Together, own_error
 
 log = logging.getLogger(__name__)
-
-APART = frozenset({"llguidance"})
-"""Backends whose matchers share nothing and let other threads run while they fill a mask."""
 
 
 class Pending(Protocol):
@@ -63,11 +61,10 @@ class Guide:
         names: Mapping[int, bytes] | None = None,
         *,
         opening: PrefixMatcher | None = None,
-        apart: bool = False,
     ) -> None:
         self._matcher = matcher
         self._opening = opening
-        self.apart = apart
+        self._taken: int | None = None
         self._ends = ends
         self._names = names or {}
         self.ended = False
@@ -84,7 +81,7 @@ class Guide:
         try:
             matcher.fill(row)
         except Exception as error:
-            raise _own(error) from error
+            raise own_error(error) from error
 
     def accept(self, token: int, data: bytes) -> None:
         """Go on by a token, whose bytes are ``data``. Raises `GrammarError`."""
@@ -98,13 +95,26 @@ class Guide:
             return
         if self._matcher is None:
             return
+        ahead, self._taken = self._taken, None
+        if ahead == token:
+            return
         try:
             taken = self._matcher.accept(token)
         except Exception as error:
-            raise _own(error) from error
+            raise own_error(error) from error
         if not taken:
             raise GrammarError(f"the grammar does not go on with token {token}")
         self.ended = token in self._ends
+
+    @property
+    def beside(self) -> LLGuidanceMatcher | None:
+        """The matcher, where it has a say by now and others of its kind can work at once."""
+        held = self._held
+        return held if isinstance(held, LLGuidanceMatcher) else None
+
+    def took(self, token: int) -> None:
+        """The matcher has gone on by ``token``, which `accept` is called with next."""
+        self._taken = token
 
     def _open(self, opening: PrefixMatcher, token: int, data: bytes) -> bytes:
         """Go on by a token of what comes first; what of its bytes is past that."""
@@ -132,7 +142,7 @@ class Guide:
         try:
             return self._held is not None and self._held.is_done()
         except Exception as error:
-            raise _own(error) from error
+            raise own_error(error) from error
 
     def forced(self, recent: Sequence[int]) -> list[int]:
         """Tokens that must come next, to be accepted one by one. ``recent``: what came before.
@@ -140,20 +150,13 @@ class Guide:
         try:
             return [] if self._held is None else self._held.forced_tokens(recent)
         except Exception as error:
-            raise _own(error) from error
+            raise own_error(error) from error
 
 
 @lru_cache(maxsize=64)
 def _spec_of(constraint: Constraint, prefix: str) -> Spec:
     """Remembered, as its key takes a while to make of a long one."""
     return Spec.of(constraint.kind, constraint.spec, constraint.whitespace, prefix)
-
-
-def _own(error: Exception) -> GrammarError:
-    if isinstance(error, GrammarError):
-        return error
-    log.error("a grammar's library failed", exc_info=error)
-    return GrammarError(f"the grammar's library failed: {type(error).__name__}")
 
 
 class Guides:
@@ -173,7 +176,7 @@ class Guides:
         self._names = names or {}
         self._ends = frozenset(ends)
         self._compiler: Compiler | None = None
-        self._filler = MaskFiller()
+        self._together = Together()
         self._pending: dict[int, tuple[Request, Pending | Prefixes]] = {}
         self._guides: dict[int, Guide] = {}
 
@@ -214,7 +217,7 @@ class Guides:
                 yield request, error
                 continue
             except Exception as error:
-                yield request, _own(error)
+                yield request, own_error(error)
                 continue
             yield request, None
 
@@ -234,7 +237,6 @@ class Guides:
             constraint.after.encode(),
             self._names,
             opening=opening,
-            apart=grammar.kind in APART,
         )
 
     def forget(self, request: Request) -> None:
@@ -247,18 +249,27 @@ class Guides:
         """Fill ``out`` [M, ceil(V / 32)], a row for each masked sample; the requests that cannot go
         on. Samples that no longer count may be anything."""
         jobs: list[Job] = []
-        for at, mask in zip(planned.batch.masked.tolist(), out):
+        for index, at in enumerate(planned.batch.masked.tolist()):
             row = int(planned.rows[at])
             request = rows.requests[row]
             counts = request is not None and rows.epoch[row] == planned.epochs[at]
             guide = self._guides.get(request.serial) if request is not None and counts else None
             if request is None or guide is None:  # one that has healed since is free
-                mask.fill(ANYTHING)
+                out[index].fill(ANYTHING)
             else:
-                jobs.append(Job(request, guide, mask))
-        return self._filler.fill(jobs)
+                jobs.append(Job(request, guide, index))
+        return self._together.fill(jobs, out)
+
+    def accept_together(self, requests: Iterable[tuple[Request, int]]) -> None:
+        """Of many requests that go on by a token each, do what can be done at once; `Guide.accept`
+        follows for each."""
+        steps = [
+            (guide, token)
+            for request, token in requests
+            if (guide := self._guides.get(request.serial)) is not None
+        ]
+        self._together.accept(steps)
 
     def close(self) -> None:
-        self._filler.close()
         if self._compiler is not None:
             self._compiler.close()

@@ -268,9 +268,7 @@ class Engine:
             self._finish(request, "abort", error=error, poisoned=True)
         rows = self.scheduler.rows
         alive = rows.epoch[planned.rows] == planned.epochs
-        at = planned.rows[alive]
-        tokens = result.tokens[alive]
-        bad = result.bad[alive]
+        at, tokens, bad = planned.rows[alive], result.tokens[alive], result.bad[alive]
         known = rows.known[at]
         rows.tokens[at, known] = tokens
         rows.known[at] = known + 1
@@ -280,6 +278,8 @@ class Engine:
         self.totals["output_tokens"] += len(at)
         self._timing.sampled(rows, at)
         self._outputs.tokens(at, tokens, result, alive)
+        if self._guided is not None:
+            self._guided.ahead(at, tokens, bad)
         watched = rows.stop_strings[at] | rows.masked[at]
         for i in np.flatnonzero(bad | stopped | full | watched).tolist():
             request = rows.requests[at[i]]

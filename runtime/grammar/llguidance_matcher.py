@@ -75,7 +75,7 @@ class LLGuidanceMatcher:
 
     def __init__(self, grammar: LLGuidanceGrammar, vocabulary: Vocabulary) -> None:
         self._grammar = grammar
-        self._inner, self._lexer = grammar.start()
+        self.inner, self._lexer = grammar.start()
         self._vocabulary = vocabulary
         self._words = vocabulary.words
         self._ends = vocabulary.eos_ids
@@ -85,28 +85,50 @@ class LLGuidanceMatcher:
         self._ended = False
 
     def fill(self, row: MaskRow) -> None:
+        if self.computes(row):
+            self._compute(row)
+            self.filled(row)
+
+    def computes(self, row: MaskRow) -> bool:
+        """Whether the library has yet to compute ``row``; if not, it is filled now. Together with
+        `filled`, and the library's work on `inner` in between, this is `fill`."""
         words = self._words
         if len(row) != words or row.dtype != _INT32 or row.strides != (4,):
             raise ValueError(f"a mask row is {words} contiguous int32, not {row.dtype} {row.shape}")
         if self._ended:
             self._fill_ends(row)
-            return
-        rows, places = self._grammar.rows, self._places
-        place = places[-1] if places and places[0] is rows.start else None
-        if place is not None and rows.copy(place, row):
-            return
-        if self._ends:
-            # A tenth of the time of row.ctypes.data.
-            address = addressof(c_int32.from_buffer(row))  # type: ignore[arg-type]
-            self._inner.unsafe_compute_mask_ptr(address, 4 * words)
-            if self._inner.is_error():
-                self._begin_anew()
-                self._inner.unsafe_compute_mask_ptr(address, 4 * words)
-                check(self._inner)
-        else:
+            return False
+        place = self._place
+        if place is not None and self._grammar.rows.copy(place, row):
+            return False
+        if not self._ends:
             self._fill_endless(row)
+            self._keep(row)
+            return False
+        return True
+
+    def filled(self, row: MaskRow) -> None:
+        """The library has computed ``row``, or failed."""
+        if self.inner.is_error():
+            self._begin_anew()
+            self._compute(row)
+            check(self.inner)
+        self._keep(row)
+
+    def _compute(self, row: MaskRow) -> None:
+        # A tenth of the time of row.ctypes.data.
+        address = addressof(c_int32.from_buffer(row))  # type: ignore[arg-type]
+        self.inner.unsafe_compute_mask_ptr(address, 4 * self._words)
+
+    @property
+    def _place(self) -> Place | None:
+        places = self._places
+        return places[-1] if places and places[0] is self._grammar.rows.start else None
+
+    def _keep(self, row: MaskRow) -> None:
+        place = self._place
         if place is not None:
-            rows.keep(place, row)
+            self._grammar.rows.keep(place, row)
 
     def _fill_ends(self, row: MaskRow) -> None:
         if not self._ends:
@@ -117,11 +139,11 @@ class LLGuidanceMatcher:
 
     def _fill_endless(self, row: MaskRow) -> None:
         """The tokenizer given to the library ends with a made-up end, cut off here."""
-        mask = self._inner.compute_bitmask()
-        if self._inner.is_error():
+        mask = self.inner.compute_bitmask()
+        if self.inner.is_error():
             self._begin_anew()
-            mask = self._inner.compute_bitmask()
-            check(self._inner)
+            mask = self.inner.compute_bitmask()
+            check(self.inner)
         row[:] = np.frombuffer(mask, np.int32)[: len(row)]
         if self._vocabulary.size & 31:
             row[-1] &= np.int32((1 << (self._vocabulary.size & 31)) - 1)
@@ -129,26 +151,33 @@ class LLGuidanceMatcher:
             raise GrammarError("no token may follow, and the vocabulary has no id to end with")
 
     def accept(self, token: int) -> bool:
-        if self._ended:
+        if not self.asks_library(token):
+            if not self._ended and token in self._ends:
+                self._ended = self.can_end()
+                return self._ended
             return False
-        if token in self._ends:
-            self._ended = self.can_end()
-            return self._ended
-        if not 0 <= token < self._vocabulary.size or not self._vocabulary.tokens[token]:
-            return False
-        taken = self._inner.try_consume_tokens([token])
-        if self._inner.is_error():
+        taken = self.inner.try_consume_tokens([token])
+        if self.inner.is_error():
             self._begin_anew()
-            taken = self._inner.try_consume_tokens([token])
-            check(self._inner)
+            taken = self.inner.try_consume_tokens([token])
+            check(self.inner)
         if taken:
-            self._tokens.append(token)
-            place = self._grammar.rows.next(self._places, token)
-            if place is None:
-                self._places.clear()
-            else:
-                self._places.append(place)
+            self.took(token)
         return taken == 1
+
+    def asks_library(self, token: int) -> bool:
+        """Whether it is for the library to say if ``token`` may come."""
+        known = 0 <= token < self._vocabulary.size and bool(self._vocabulary.tokens[token])
+        return known and not self._ended and token not in self._ends
+
+    def took(self, token: int) -> None:
+        """The library has gone on by ``token``: the rest of `accept`."""
+        self._tokens.append(token)
+        place = self._grammar.rows.next(self._places, token)
+        if place is None:
+            self._places.clear()
+        else:
+            self._places.append(place)
 
     def rollback(self, n: int) -> None:
         taken = len(self._tokens) + self._ended
@@ -160,29 +189,29 @@ class LLGuidanceMatcher:
         self._ended = False
         if back:
             del self._tokens[-back:], self._places[-back:]
-            if not self._inner.rollback(back) or self._inner.is_error():
+            if not self.inner.rollback(back) or self.inner.is_error():
                 self._begin_anew()
 
     def can_end(self) -> bool:
-        return self._ended or self._inner.is_accepting()
+        return self._ended or self.inner.is_accepting()
 
     def is_done(self) -> bool:
         if self._ended:
             return True
-        if not self._inner.is_stopped():
+        if not self.inner.is_stopped():
             return False
-        if self._inner.is_error():
+        if self.inner.is_error():
             self._begin_anew()
-        return self._inner.is_stopped() and self._inner.is_accepting()
+        return self.inner.is_stopped() and self.inner.is_accepting()
 
     def forced_tokens(self, recent: Sequence[int]) -> list[int]:  # noqa: ARG002
         if self.is_done():
             return []
-        tokens = self._inner.compute_ff_tokens()
-        if self._inner.is_error():
+        tokens = self.inner.compute_ff_tokens()
+        if self.inner.is_error():
             self._begin_anew()
-            tokens = self._inner.compute_ff_tokens()
-            check(self._inner)
+            tokens = self.inner.compute_ff_tokens()
+            check(self.inner)
         for i, token in enumerate(tokens):
             if token >= self._vocabulary.size or token in self._ends:
                 return tokens[:i]
@@ -190,7 +219,7 @@ class LLGuidanceMatcher:
 
     def fork(self) -> LLGuidanceMatcher:
         twin = copy.copy(self)
-        twin._inner = self._inner.deep_copy()
+        twin.inner = self.inner.deep_copy()
         twin._tokens = self._tokens.copy()
         twin._places = self._places.copy()
         return twin
@@ -199,10 +228,10 @@ class LLGuidanceMatcher:
         """After an error, which the library never leaves: the same tokens with a fresh lexer.
         Raises `GrammarError` if that fails too."""
         self._grammar.renew(self._lexer)
-        self._inner, self._lexer = self._grammar.start()
+        self.inner, self._lexer = self._grammar.start()
         if self._tokens:
-            self._inner.consume_tokens(self._tokens)
-        check(self._inner)
+            self.inner.consume_tokens(self._tokens)
+        check(self.inner)
 
 
 def check(inner: LLMatcher) -> None:

@@ -12,6 +12,7 @@ from .tree_plan import TreePlan
 
 IntArray = npt.NDArray[np.int32]
 LongArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
 
 FROM_DEVICE = -1

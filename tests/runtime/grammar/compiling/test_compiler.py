@@ -123,6 +123,7 @@ def test_a_process_that_dies_is_replaced(small):
         compiler.submit(GOOD).result()
         [server] = pids(compiler)
         os.kill(server, 9)
+        until(lambda: compiler._workers._server.poll() is not None)
         assert compiler.submit(Spec("ebnf", 'root ::= "x"')).result()
         assert pids(compiler) != [server]
         pending = compiler.submit(hard())

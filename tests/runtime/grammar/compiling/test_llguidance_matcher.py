@@ -213,8 +213,8 @@ def test_an_error_of_the_library_is_never_an_early_end(small):
         lambda: matcher.forced_tokens([]) == [],
         lambda: matcher.rollback(1) is None,
     ):
-        assert not matcher._inner.consume_token(1)
-        assert matcher._inner.is_error()
+        assert not matcher.inner.consume_token(1)
+        assert matcher.inner.is_error()
         assert call()
     assert allowed(matcher, small) == before
     assert matcher.accept(ord('"'))
@@ -227,7 +227,7 @@ def test_a_limit_that_stays_is_raised(small):
     bad = matcher._grammar._make()
     bad.consume_token(ord("x"))
     matcher._grammar._make = lambda: bad
-    matcher._inner.consume_token(1)
+    matcher.inner.consume_token(1)
     with pytest.raises(GrammarError):
         matcher.fill(np.zeros(small.words, np.int32))
     assert not matcher.can_end()

@@ -10,6 +10,7 @@ import time
 
 import pytest
 from ramet.runtime.grammar import Compiler, Spec, process
+from ramet.runtime.grammar import compiler as compiler_module
 from ramet.runtime.protocol.errors import GrammarError
 
 GOOD = Spec("ebnf", 'root ::= "a" root "b" | ""')
@@ -145,6 +146,22 @@ def test_a_process_tries_one_after_the_other_until_it_has_grown(small):
         assert not compiler._workers._idle["llguidance"], "it holds more than it should"
         until(lambda: not any(map(alive, pids)))
         assert compiler.submit(GOOD).result()
+    finally:
+        compiler.close()
+
+
+def test_after_a_while_only_the_server_stays(small, monkeypatch):
+    monkeypatch.setattr(compiler_module, "IDLE_SECONDS", 0.2)
+    compiler = Compiler(small)
+    try:
+        compiler.submit(GOOD).result()
+        [server] = compiler._workers.pids()
+        idle = [child.pid for child in compiler._workers._idle["llguidance"]]
+        until(lambda: not any(map(alive, idle)))
+        until(lambda: not compiler._threads)
+        assert alive(server)
+        assert compiler.submit(Spec("ebnf", 'root ::= "x"')).result()
+        assert compiler._workers.pids()[0] == server
     finally:
         compiler.close()
 

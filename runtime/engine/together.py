@@ -1,0 +1,122 @@
+"""The guides of a step: one after the other, or side by side where that takes long."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from ..grammar.llguidance_matcher import LLGuidanceMatcher
+from ..grammar.side_by_side import SideBySide
+from ..protocol.errors import GrammarError
+from ..scheduler.batch import IntArray
+from ..scheduler.request import Request
+
+log = logging.getLogger(__name__)
+
+ANYTHING = -1
+"""A word of a mask that allows all its tokens."""
+WORTH_THREADS = 0.0005
+"""Seconds that filling must take before other threads help: asking them costs a part of it."""
+MANY_STEPS = 32
+"""Guides from which on their tokens are taken side by side."""
+MOST_THREADS = 12
+
+
+class Member(Protocol):
+    """A guide, as its fellows see it."""
+
+    @property
+    def beside(self) -> LLGuidanceMatcher | None:
+        """The matcher that has a say, where many of its kind can work at once."""
+        ...
+
+    def fill(self, row: IntArray) -> None:
+        """Raises `GrammarError` when nothing is allowed."""
+        ...
+
+    def took(self, token: int) -> None:
+        """Its matcher has gone on by the token that will be accepted next."""
+        ...
+
+
+class Job(NamedTuple):
+    request: Request
+    guide: Member
+    at: int
+    """The row of its mask."""
+
+
+Failures = list[tuple[Request, GrammarError]]
+
+
+class Together:
+    """Remembers how long a mask takes of late. Threads are the library's own: hundreds of short
+    calls from threads of the interpreter wait for each other longer than they work."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        cores = len(os.sched_getaffinity(0))
+        self._threads = min(MOST_THREADS, cores * 3 // 4) if threads is None else threads
+        self._side = SideBySide(self._threads)
+        self._seconds = 0.0
+        """One mask, on one thread."""
+
+    def fill(self, jobs: Sequence[Job], masks: IntArray) -> Failures:
+        """Fill the row of ``masks`` [M, ceil(V / 32)] of every job; those that could not be filled
+        allow anything, and are returned."""
+        if not jobs:
+            return []
+        began = time.perf_counter()
+        failed: Failures = []
+
+        def attempt(job: Job, work: Callable[[IntArray], bool | None]) -> bool | None:
+            try:
+                return work(masks[job.at])
+            except Exception as error:
+                masks[job.at].fill(ANYTHING)
+                failed.append((job.request, own_error(error)))
+
+        shared = self._threads > 1 and self._seconds * len(jobs) > WORTH_THREADS
+        wanted: list[tuple[Job, LLGuidanceMatcher]] = []
+        for job in jobs:
+            matcher = job.guide.beside if shared else None
+            if matcher is None:
+                attempt(job, job.guide.fill)
+            elif attempt(job, matcher.computes):
+                wanted.append((job, matcher))
+        if wanted:
+            self._side.fill(masks, [(matcher, job.at) for job, matcher in wanted])
+            for job, matcher in wanted:
+                attempt(job, matcher.filled)
+        threads = min(self._threads, len(wanted)) or 1
+        took = (time.perf_counter() - began) * threads / len(jobs)
+        self._seconds += (took - self._seconds) / 8
+        return failed
+
+    def accept(self, steps: Sequence[tuple[Member, int]]) -> None:
+        """Have the matchers of many guides take a token each, before each guide accepts it. One
+        that fails is asked again then."""
+        if self._threads < 2 or len(steps) < MANY_STEPS:
+            return
+        wanted = [
+            (guide, matcher, token)
+            for guide, token in steps
+            if (matcher := guide.beside) is not None and matcher.asks_library(token)
+        ]
+        if len(wanted) < MANY_STEPS:
+            return
+        taken = self._side.accept([(matcher, token) for _, matcher, token in wanted])
+        for (guide, matcher, token), one in zip(wanted, taken):
+            if one:
+                matcher.took(token)
+                guide.took(token)
+
+
+def own_error(error: Exception) -> GrammarError:
+    """What the library behind a matcher raised, as an error of one request."""
+    if isinstance(error, GrammarError):
+        return error
+    log.error("a grammar's library failed", exc_info=error)
+    return GrammarError(f"the grammar's library failed: {type(error).__name__}")

@@ -1,0 +1,158 @@
+"""The guides of a step together: what each does alone, whoever does it."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from ramet.runtime.engine.guides import Guide
+from ramet.runtime.engine.together import ANYTHING, MANY_STEPS, Job, Together
+from ramet.runtime.grammar.llguidance_backend import LLGuidanceBackend
+from ramet.runtime.grammar.spec import Spec
+from ramet.runtime.grammar.vocabulary import Vocabulary
+from ramet.runtime.protocol import GrammarError
+
+SPECS = [
+    ("json_schema", {"type": "array", "items": {"type": "string", "maxLength": 9}, "minItems": 2}),
+    ("json_schema", {"type": "object", "properties": {"a": {"enum": [1, "two", None]}},
+                     "required": ["a"], "additionalProperties": {"type": "number"}}),
+    ("regex", "[a-f]{3,9}x?"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def endless() -> Vocabulary:
+    """Nothing ends an answer, and the library has no ids for more than the bytes."""
+    return Vocabulary([bytes((i,)) for i in range(256)], size=256, eos_ids=[])
+
+
+class Watched(Together):
+    """Counts what was done side by side."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        self._seconds = 1.0
+        self.filled = self.accepted = 0
+        side = self._side
+
+        def fill(masks, wanted):
+            self.filled += len(wanted)
+            side.fill(masks, wanted)
+
+        def accept(wanted):
+            self.accepted += len(wanted)
+            return side.accept(wanted)
+
+        self._side = SimpleNamespace(fill=fill, accept=accept)
+
+
+def guides_of(vocabulary, count):
+    backend = LLGuidanceBackend()
+    grammars = [backend.compile(Spec.of(*spec), vocabulary) for spec in SPECS]
+    matchers = [grammars[i % len(grammars)].matcher() for i in range(count)]
+    return [Guide(matcher, vocabulary.eos_ids) for matcher in matchers]
+
+
+def jobs_for(guides):
+    return [Job(i, guide, i) for i, guide in enumerate(guides)]
+
+
+def choices(row) -> list[int]:
+    return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
+
+
+@pytest.mark.parametrize("which", ["small", "endless", "real"])
+def test_masks_and_steps_are_those_of_each_alone(which, request):
+    vocabulary = request.getfixturevalue(which)
+    rng, count = random.Random(1), 2 * MANY_STEPS
+    ours, theirs = guides_of(vocabulary, count), guides_of(vocabulary, count)
+    together = Watched(3)
+    for _ in range(12):
+        masks = np.full((count, vocabulary.words), 7, np.int32)
+        assert together.fill(jobs_for(ours), masks) == []
+        want = np.full_like(masks, 9)
+        for guide, row in zip(theirs, want):
+            guide.fill(row)
+        np.testing.assert_array_equal(masks, want)
+        tokens = [rng.choice(choices(row)) for row in masks]
+        together.accept(list(zip(ours, tokens)))
+        for mine, other, token in zip(ours, theirs, tokens):
+            mine.accept(token, vocabulary.tokens[token])
+            other.accept(token, vocabulary.tokens[token])
+            assert (mine.done, mine.ended) == (other.done, other.ended)
+        alive = [i for i, guide in enumerate(ours) if not guide.done]
+        if len(alive) < MANY_STEPS:
+            break
+        ours, theirs = [ours[i] for i in alive], [theirs[i] for i in alive]
+        count = len(alive)
+    assert together.accepted > MANY_STEPS
+    assert together.filled > 0 or which == "endless"
+
+
+def test_one_that_fails_is_asked_again(small):
+    guides = guides_of(small, MANY_STEPS)
+    together = Together(2)
+    together._side = SimpleNamespace(accept=lambda wanted: [False] * len(wanted))
+    together.accept([(guide, ord("[")) for guide in guides[::3] * 3])
+    for guide in guides[::3]:
+        guide.accept(ord("["), b"[")
+        with pytest.raises(GrammarError, match="does not go on"):
+            guide.accept(ord("]"), b"]")
+
+
+def test_a_matcher_in_error_begins_anew(small):
+    guides, twins = guides_of(small, MANY_STEPS), guides_of(small, MANY_STEPS)
+    for guide in guides:
+        assert guide.beside is not None
+        guide.beside.inner.consume_token(0)  # the library never leaves this state
+        assert guide.beside.inner.is_error()
+    masks = np.zeros((MANY_STEPS, small.words), np.int32)
+    together = Watched(2)
+    assert together.fill(jobs_for(guides), masks) == []
+    for twin, row in zip(twins, masks):
+        want = np.zeros_like(row)
+        twin.fill(want)
+        np.testing.assert_array_equal(row, want)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
+def test_rows_that_fail_allow_anything_and_are_named(seconds, small):
+    def broken(_row):
+        raise RuntimeError("a library's own")
+
+    def nothing_left(_row):
+        raise GrammarError("nothing is left")
+
+    good = guides_of(small, 3)
+    bad = [SimpleNamespace(beside=None, fill=f) for f in (broken, nothing_left)]
+    worse = [SimpleNamespace(beside=SimpleNamespace(computes=f), fill=f) for f in (broken,)]
+    together = Together(2)
+    together._seconds = seconds
+    masks = np.zeros((6, small.words), np.int32)
+    failed = together.fill(jobs_for([*bad, *good, *worse]), masks)
+    assert sorted(request for request, _ in failed) == [0, 1, 5]
+    assert all(isinstance(error, GrammarError) for _, error in failed)
+    assert (masks[[0, 1, 5]] == ANYTHING).all()
+    assert not (masks[2:5] == ANYTHING).all(1).any()
+    assert together.fill([], masks) == []
+
+
+@pytest.mark.parametrize(("threads", "seconds"), [(1, 1.0), (3, 0.0)])
+def test_what_is_quick_or_has_no_threads_stays_alone(threads, seconds, small):
+    together = Watched(threads)
+    together._seconds = seconds
+    guides = guides_of(small, 6)
+    masks = np.zeros((6, small.words), np.int32)
+    together.fill(jobs_for(guides), masks)
+    together.accept([(guide, 1) for guide in guides])
+    assert (together.filled, together.accepted) == (0, 0)
+
+
+def test_how_long_a_mask_takes_is_learnt(small):
+    together = Together(2)
+    guides = guides_of(small, 3)
+    for _ in range(30):
+        together.fill(jobs_for(guides), np.zeros((3, small.words), np.int32))
+    assert 0 < together._seconds < 0.001
