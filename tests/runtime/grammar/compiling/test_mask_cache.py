@@ -91,7 +91,7 @@ def test_a_second_output_computes_nothing(backend, small):
     for turn in range(2):
         matcher = grammar.matcher()
         if turn:
-            matcher._inner = Silent(matcher._inner)
+            matcher.inner = Silent(matcher.inner)
         for token in text:
             row = row_of(matcher, small)
             if turn:
