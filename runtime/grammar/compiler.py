@@ -136,6 +136,9 @@ class Compiler:
         finally:
             with self._changed:
                 self._threads.discard(threading.current_thread())
+                idle = not self._threads
+            if idle:
+                self._workers.rest()
 
     def _next(self) -> Flight | None:
         """The next that anyone waits for; None when this thread is not needed."""

@@ -85,6 +85,11 @@ class Workers:
                 go_last(again.pid)
             return again.reply(until)
 
+    def rest(self) -> None:
+        """Nobody has asked for long: only the server stays."""
+        with self._lock:
+            self._dismiss()
+
     def close(self) -> None:
         """From any thread: all processes die; who waits for an answer gets `WorkerDied`."""
         self._closed = True
@@ -192,14 +197,17 @@ class Workers:
         """The server is gone, and with it all that it forked."""
         server, self._server = self._server, None
         control, self._control = self._control, None
-        for child in [one for idle in self._idle.values() for one in idle]:
-            child.line.close()
-        self._idle.clear()
+        self._dismiss()
         if control is not None:
             control.close()
         if server is not None:
             server.kill()
             server.wait()
+
+    def _dismiss(self) -> None:
+        for child in [one for idle in self._idle.values() for one in idle]:
+            child.line.close()
+        self._idle.clear()
 
 
 class _Child:
