@@ -62,6 +62,28 @@ def match_and_insert(report: Report) -> None:
     report.row("match + insert of 4,096 tokens", np.median(times), "µs", bar="≤ 150")
 
 
+def choosing(report: Report, leaves: int) -> None:
+    """What it takes to choose and cut one leaf of so many, a third of which programs keep."""
+    for eviction in EVICTIONS:
+        memory = KVMemory(leaves * PAGE, eviction=eviction)
+        for number in range(leaves):
+            tokens = np.arange(number * PAGE, (number + 1) * PAGE, dtype=np.int32)
+            slots = memory.allocate(PAGE, 0, -1)
+            assert slots is not None
+            shared = memory.share(memory.hold(tokens[:0], b"").node, tokens, slots, 0, b"")
+            memory.release(shared.node, slots[:0])
+            if number % 3 == 0:
+                memory.tree.pin(shared.node, ahead=number % 2)
+        times = []
+        for _ in range(leaves // 2):
+            begin = time.perf_counter()
+            memory.tree.evict(PAGE)
+            times.append((time.perf_counter() - begin) * 1e6)
+        note = f"{np.mean(times):.1f} µs on average, with what was put off"
+        report.row(f"choosing one of {leaves} leaves, {eviction}", np.median(times), "µs",
+                   note=note)  # fmt: skip
+
+
 def steps(report: Report, rows: int, bar: str, *, looking_ahead: bool = False) -> None:
     """Planning a decode step of ``rows`` requests that share a 500-token prefix.
     ``looking_ahead``: with the policy and the eviction of programs, and tree attention."""
@@ -194,6 +216,8 @@ def main() -> None:
         return
     report = Report("radix")
     match_and_insert(report)
+    for leaves in (2_000, 64_000):
+        choosing(report, leaves)
     steps(report, 64, "≤ 1000")
     steps(report, 256, "≤ 150")
     steps(report, 256, "≤ 150", looking_ahead=True)

@@ -10,57 +10,77 @@ from .eviction import EvictionPolicy
 if TYPE_CHECKING:
     from .radix_tree import Node
 
-_Entry = tuple[tuple[int, ...], int, "Node"]
+_AT_ONCE = 32
+"""Leaves that are looked at again at a time: a step waits for it."""
 
 
 class EvictionOrder:
-    """A heap of leaves by their keys as these were when they were put in. A leaf whose key has
-    risen is put back when it comes up. One whose key may have fallen must be offered again: by whom
-    changes it, or, where time alone does that, at the time that the policy names."""
+    """A heap of leaves by their keys as these were when they were put in, each once (``queued`` is
+    where). A leaf whose key has risen is put back when it comes up. One whose key may have fallen
+    must be offered again: by whom changes it, or, where time alone does that, at the time that the
+    policy names (``review``)."""
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
-        self._heap: list[_Entry] = []
+        self._heap: list[tuple[tuple[int, ...], int, Node]] = []
         self._reviews: list[tuple[int, int, Node]] = []
         """(the clock at which to look again, serial, leaf)"""
 
     def offer(self, node: Node, now: int, nodes: int) -> None:
         """An unlocked leaf, one of so many ``nodes``, may go."""
-        heapq.heappush(self._heap, (self._policy.key(node, now), node.serial, node))
+        key = self._policy.key(node, now)
+        if node.queued is None or key < node.queued:
+            node.queued = key
+            heapq.heappush(self._heap, (key, node.serial, node))
         review = self._policy.review(node, now)
-        if review is not None:
+        if review is not None and (node.review is None or review < node.review):
+            node.review = review
             heapq.heappush(self._reviews, (review, node.serial, node))
-        if len(self._heap) + len(self._reviews) > 64 + 8 * nodes:
-            self._compact(now)
+        if len(self._heap) + len(self._reviews) > 64 + 4 * nodes:
+            self._compact()
 
     def refresh(self, now: int, nodes: int) -> None:
-        """Before leaves are taken: those that time has changed are looked at again."""
-        while self._reviews and self._reviews[0][0] <= now:
-            _, _, node = heapq.heappop(self._reviews)
-            if _may_go(node):
-                self.offer(node, now, nodes)
+        """Before leaves are taken: those that time has changed are looked at again, or the first
+        of them, where there are many. Others go a little later than they should."""
+        for _ in range(_AT_ONCE):
+            if not self._reviews or self._reviews[0][0] > now:
+                return
+            at, _, node = heapq.heappop(self._reviews)
+            if at == node.review:
+                node.review = None
+                if _may_go(node):
+                    self.offer(node, now, nodes)
 
     def take(self, now: int) -> Node | None:
         """The leaf that goes first; it is not in the order any more."""
         while self._heap:
             key, _, node = heapq.heappop(self._heap)
+            if key != node.queued:
+                continue  # it has been put further to the front since
+            node.queued = None
             if not _may_go(node):
                 continue  # offered again when it becomes an unlocked leaf
             current = self._policy.key(node, now)
-            if current == key:
+            if current <= key:
                 return node
+            node.queued = current
             heapq.heappush(self._heap, (current, node.serial, node))
         return None
 
     def leaves(self) -> set[int]:
         """Ids of all that can be found here, for checks."""
-        return {id(node) for _, _, node in self._heap}
+        return {id(node) for key, _, node in self._heap if key == node.queued}
 
-    def _compact(self, now: int) -> None:
-        leaves = {id(n): n for _, _, n in self._heap if _may_go(n)}.values()
-        self._heap = [(self._policy.key(n, now), n.serial, n) for n in leaves]
-        due = ((self._policy.review(n, now), n) for n in leaves)
-        self._reviews = [(at, n.serial, n) for at, n in due if at is not None]
+    def _compact(self) -> None:
+        heap, reviews = self._heap, self._reviews
+        self._heap = [e for e in heap if e[0] == e[2].queued and _may_go(e[2])]
+        self._reviews = [e for e in reviews if e[0] == e[2].review and _may_go(e[2])]
+        for key, _, node in heap:
+            if key == node.queued and not _may_go(node):
+                node.queued = None
+        for at, _, node in reviews:
+            if at == node.review and not _may_go(node):
+                node.review = None
         heapq.heapify(self._heap)
         heapq.heapify(self._reviews)
 

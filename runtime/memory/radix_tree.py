@@ -31,7 +31,7 @@ class Node:
 
     __slots__ = (
         "ahead", "awaited", "chain", "children", "due", "hits", "last_use", "lock", "parent",
-        "pins", "returns", "serial", "since", "slots", "tokens",
+        "pins", "queued", "returns", "review", "serial", "since", "slots", "tokens",
     )  # fmt: skip
 
     def __init__(self, parent: Node | None, tokens: TokenArray, slots: SlotArray, serial: int):
@@ -51,6 +51,8 @@ class Node:
         self.returns = 0
         self.last_use = 0
         self.since = 0
+        self.queued: tuple[int, ...] | None = None
+        self.review: int | None = None
         self.serial = serial
 
 

@@ -128,6 +128,22 @@ def test_kept_ends_of_which_none_is_ever_read_again_go_early():
 
 
 @pytest.mark.parametrize("eviction", sorted(POLICIES))
+def test_the_order_does_not_grow_with_what_happens_to_few_leaves(eviction):
+    memory = KVMemory(16 * 64, 16, eviction=eviction)
+    order = memory.tree._order
+    nodes = [compute(memory, prompt(i)) for i in range(1, 40)]
+    for turn in range(200):
+        for node in nodes:
+            memory.tree.pin(node, ahead=turn % 3)
+            memory.tree.lock(node)
+            memory.tree.unlock(node)
+            memory.tree.unpin(node)
+    assert len(order._heap) + len(order._reviews) <= 65 + 4 * 40
+    memory.tree.assert_consistent()
+    assert memory.tree.evict(16 * 39) == 16 * 39
+
+
+@pytest.mark.parametrize("eviction", sorted(POLICIES))
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_what_goes_is_the_first_of_all_leaves(eviction, data):
