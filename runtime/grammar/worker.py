@@ -32,7 +32,7 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(NICE)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the tries
-    with socket.socket(fileno=sys.stdin.fileno()) as control:
+    with socket.socket(fileno=os.dup(sys.stdin.fileno())) as control:
         return _serve(control, memory)
 
 
