@@ -24,6 +24,14 @@ def test_functions_can_ask_for_the_whole_call(scripted):
     assert f.run(backend=backend).text() == "qanoend"
 
 
+def test_a_function_that_asks_for_explanations_runs_without_a_cache(scripted):
+    backend = scripted({"a": "1", "b": "no"}, default="")
+    state = f.run(backend=backend, explain=True)
+    assert state.text() == "q1no"
+    assert backend.calls[0].sampling.explain is True
+    assert "explain" not in state.get_meta_info("b")
+
+
 def test_calls_record_what_was_asked(scripted):
     backend = scripted({"a": "1", "b": "no"}, default="")
     f.run(backend=backend, temperature=0.5)
