@@ -13,9 +13,9 @@ from ..memory.page_pool import SlotArray
 from ..memory.radix_tree import Node
 from ..protocol.errors import RametError
 from .admission import Admission
-from .batch import IntArray, NewRow
+from .batch import IntArray
 from .building import Planned, StepBuilder
-from .kept_paths import keep_long_paths
+from .holds import Holds
 from .limits import Limits
 from .loading import Loading
 from .policies import POLICIES, aged_first, by_priority, claim_of
@@ -66,14 +66,13 @@ class Scheduler:
         self.failed: list[tuple[Request, RametError]] = []
         """Requests that can never run; the engine takes them away."""
         self.num_retracted = 0
+        self._holds = Holds(self.rows, memory)
         self._policy = POLICIES[policy]()
         self._admission = Admission(self.rows, memory.total, conservativeness, self.loading)
         self._siblings = Siblings(self.rows, memory)
         self._preemption = Preemption(self.rows, self.waiting, self._siblings, limits.classes)
         self._segments = SegmentFinder(self.rows, sharing) if sharing and memory.caching else None
         self._serial = 0
-        self._new_rows: list[NewRow] = []
-        self._moves: list[tuple[int, IntArray]] = []
         self._prompts_next = False
 
     # --- requests come and go -------------------------------------------------------------------
@@ -104,7 +103,7 @@ class Scheduler:
         if request is self._preemption.refused:
             self._preemption.refused = None
         if request.row >= 0:
-            return self._leave(request.row, poisoned=poisoned)
+            return self._holds.give_up(request.row, poisoned=poisoned)
         queues = self.waiting, self.aside, self.loading
         next(queue for queue in queues if request in queue).remove(request)
         return None
@@ -118,17 +117,8 @@ class Scheduler:
         this one, or there is no KV for it.
         """
         rows = self.rows
-        known, computed = int(rows.known[row]), int(rows.computed[row])
-        target = known + len(tokens)
-        if target - computed < 2 or not self._jump_pays(target - computed - 1):
-            return False
-        last = int(rows.slots[row, computed - 1])
-        slots = self.memory.allocate(target - computed, computed, last)
-        if slots is None:
-            return False
-        rows.slots[row, computed:target] = slots
-        rows.force(row, tokens)
-        return True
+        saved = int(rows.known[row]) + len(tokens) - int(rows.computed[row]) - 1
+        return saved >= 1 and self._jump_pays(saved) and self._holds.force(row, tokens)
 
     def _jump_pays(self, saved: int) -> bool:
         """Whether ``saved`` steps of one row are worth a step of its own kind. Where prompts take
@@ -167,9 +157,9 @@ class Scheduler:
             self._prompts_next = False
             if not builder.count:
                 builder.add_decodes(*self._grow_decodes(drained))
-        planned = builder.build(self._new_rows, self._moves)
+        planned = builder.build(self._holds.new_rows, self._holds.moves)
         if planned is not None:
-            self._new_rows, self._moves = [], []
+            self._holds.told()
             self._admission.step()
             batch = planned.batch
             if self._segments is not None and batch.num_decodes == len(batch.rows):
@@ -206,7 +196,7 @@ class Scheduler:
             builder.add_chunk(request, end)
             own = rows.slots[row, start:end].copy()
             if start < request.prompt_len:  # output stays private until the request ends
-                self._share(row)
+                self._holds.share(row)
             # What the tree had already is not written again: its twin here was just freed.
             kept = rows.slots[row, start:end]
             builder.write_to(np.where(kept == own, own, np.int32(SCRATCH)))
@@ -293,79 +283,11 @@ class Scheduler:
             return False
         self.waiting.remove(request)
         request.admitted = request.admitted or time.monotonic()
-        request.node = match.node
-        if request.cached_tokens < 0:
-            request.cached_tokens = match.length
-        row = self.rows.enter(request, np.concatenate((match.slots, slots)), match.length)
-        self.rows.claim[row] = claim_of(request, time.monotonic(), self.limits.priority_ageing)
-        output = request.output.copy()
-        self._new_rows.append(
-            NewRow(
-                row,
-                request.sampling,
-                request.tokens[: request.prompt_len],
-                output,
-                match.slots,
-            )
-        )
+        self._holds.take(request, match, np.concatenate((match.slots, slots)))
+        claim = claim_of(request, time.monotonic(), self.limits.priority_ageing)
+        self.rows.claim[request.row] = claim
         self._siblings.add(request)
         return True
-
-    def _share(self, row: int) -> None:
-        """Let others use what this row has computed (or will have, when this step has run)."""
-        rows = self.rows
-        request = rows.requests[row]
-        assert request is not None
-        assert request.node is not None
-        end = min(int(rows.computed[row]), request.line)
-        if not self.memory.caching:
-            return
-        slots = rows.slots[row, :end]
-        match = self.memory.share(
-            request.node,
-            rows.tokens[row, :end],
-            slots,
-            int(rows.shared[row]),
-            request.namespace,
-        )
-        request.node = match.node
-        rows.shared[row] = end
-        if (match.slots != slots).any():
-            rows.slots[row, :end] = match.slots
-            self._moves.append((row, match.slots))
-
-    def _leave(self, row: int, *, poisoned: bool = False) -> Node:
-        """End a row's run: what it computed and knows goes into the tree, the rest is freed.
-        ``poisoned``: its KV is not to be trusted, and goes where nobody else reads it."""
-        rows = self.rows
-        request = rows.requests[row]
-        assert request is not None
-        assert request.node is not None
-        end = min(int(rows.computed[row]), int(rows.known[row]))
-        if request.trie is not None:
-            end = min(end, request.line)
-        private = rows.private(row)
-        if self.memory.caching and end > rows.shared[row] and not poisoned:
-            keep = end - int(rows.shared[row])
-            match = self.memory.share(
-                request.node,
-                rows.tokens[row, :end],
-                rows.slots[row, :end],
-                int(rows.shared[row]),
-                request.namespace,
-            )
-            request.node = match.node
-            private = private[keep:]
-        if request.trie is not None and not poisoned:
-            private = keep_long_paths(self.memory, rows, row, private)
-        self.memory.release(request.node, private)
-        if poisoned:
-            self.memory.tree.drop(request.node)
-        self._new_rows = [new for new in self._new_rows if new.row != row]
-        self._moves = [move for move in self._moves if move[0] != row]
-        rows.leave(row)
-        node, request.node = request.node, None
-        return node
 
     def _retract(self) -> None:
         """Send the least urgent running request (of several, that with least done) back to the
@@ -376,7 +298,7 @@ class Scheduler:
         assert request is not None
         if rows.running == 1:
             used = int(rows.computed[victim])
-            self._leave(victim)
+            self._holds.give_up(victim)
             self.failed.append((request, memory_full(self.memory.total, used)))
             return
         self._admission.retracted()
@@ -385,7 +307,7 @@ class Scheduler:
     def _send_back(self, row: int) -> None:
         request = self.rows.requests[row]
         assert request is not None
-        self._leave(row)
+        self._holds.give_up(row)
         request.retractions += 1
         self.num_retracted += 1
         request.overlaps.clear()
@@ -393,8 +315,7 @@ class Scheduler:
 
     def assert_consistent(self) -> None:
         """Every slot is in exactly one set; every held node belongs to a running request."""
-        rows = self.rows
-        live = [row for row, request in enumerate(rows.requests) if request is not None]
-        self.memory.assert_consistent([*map(rows.private, live), *self.loading.private()])
-        assert len(live) == rows.running
+        running = list(self._holds.private())
+        self.memory.assert_consistent([*running, *self.loading.private()])
+        assert len(running) == self.rows.running
         assert all(request.row < 0 for request in self.waiting)

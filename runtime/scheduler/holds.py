@@ -1,0 +1,113 @@
+"""What running requests hold: a row each, a path of the tree, and slots that are theirs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..memory.kv_memory import KVMemory
+from ..memory.page_pool import SlotArray
+from ..memory.radix_tree import Match, Node
+from .batch import IntArray, NewRow
+from .kept_paths import keep_long_paths
+from .request import Request
+from .rows import Rows
+
+
+class Holds:
+    """The way of KV from a row into the tree, and of the tree's slots into a row. What the runner's
+    tables must be told of that is collected for the next step, until `told`."""
+
+    def __init__(self, rows: Rows, memory: KVMemory) -> None:
+        self._rows = rows
+        self._memory = memory
+        self.new_rows: list[NewRow] = []
+        self.moves: list[tuple[int, IntArray]] = []
+        """(row, slots): what a row computed was the tree's already, and lies there."""
+
+    def told(self) -> None:
+        """A step takes along what was collected."""
+        self.new_rows, self.moves = [], []
+
+    def take(self, request: Request, match: Match, slots: IntArray) -> None:
+        """A request begins to run: it holds ``match``, whose slots come first in ``slots``; with
+        those that follow there is one for each of its tokens up to the target."""
+        request.node = match.node
+        if request.cached_tokens < 0:
+            request.cached_tokens = match.length
+        output = request.output.copy()
+        row = self._rows.enter(request, slots, match.length)
+        prompt = request.tokens[: request.prompt_len]
+        self.new_rows.append(NewRow(row, request.sampling, prompt, output, match.slots))
+
+    def force(self, row: int, tokens: IntArray) -> bool:
+        """Output that a row did not sample becomes known, with slots to compute it into. False, and
+        nothing changed, if there are none."""
+        rows = self._rows
+        computed, target = int(rows.computed[row]), int(rows.known[row]) + len(tokens)
+        last = int(rows.slots[row, computed - 1])
+        slots = self._memory.allocate(target - computed, computed, last)
+        if slots is None:
+            return False
+        rows.slots[row, computed:target] = slots
+        rows.force(row, tokens)
+        return True
+
+    def share(self, row: int) -> None:
+        """Let others use what this row has computed (or will have, when this step has run)."""
+        rows = self._rows
+        end = min(int(rows.computed[row]), self._request(row).line)
+        if not self._memory.caching:
+            return
+        match = self._into_tree(row, end)
+        slots = rows.slots[row, :end]
+        rows.shared[row] = end
+        if (match.slots != slots).any():
+            rows.slots[row, :end] = match.slots
+            self.moves.append((row, match.slots))
+
+    def give_up(self, row: int, *, poisoned: bool = False) -> Node:
+        """End a row's run: what it computed and knows goes into the tree, the rest is freed.
+        ``poisoned``: its KV is not to be trusted, and goes where nobody else reads it."""
+        rows, request = self._rows, self._request(row)
+        assert request.node is not None
+        end = min(int(rows.computed[row]), int(rows.known[row]))
+        if request.trie is not None:
+            end = min(end, request.line)
+        private = rows.private(row)
+        if self._memory.caching and end > rows.shared[row] and not poisoned:
+            self._into_tree(row, end)
+            private = private[end - int(rows.shared[row]) :]
+        if request.trie is not None and not poisoned:
+            private = keep_long_paths(self._memory, rows, row, private)
+        self._memory.release(request.node, private)
+        if poisoned:
+            self._memory.tree.drop(request.node)
+        self.new_rows = [new for new in self.new_rows if new.row != row]
+        self.moves = [move for move in self.moves if move[0] != row]
+        rows.leave(row)
+        node, request.node = request.node, None
+        return node
+
+    def private(self) -> Iterator[SlotArray]:
+        """Slots of each running request that are not the tree's."""
+        rows = self._rows
+        return (rows.private(row) for row, held in enumerate(rows.requests) if held is not None)
+
+    def _into_tree(self, row: int, end: int) -> Match:
+        """Put a row's tokens up to ``end`` into the tree, and hold that path from now on."""
+        rows, request = self._rows, self._request(row)
+        assert request.node is not None
+        match = self._memory.share(
+            request.node,
+            rows.tokens[row, :end],
+            rows.slots[row, :end],
+            int(rows.shared[row]),
+            request.namespace,
+        )
+        request.node = match.node
+        return match
+
+    def _request(self, row: int) -> Request:
+        request = self._rows.requests[row]
+        assert request is not None
+        return request
