@@ -168,7 +168,8 @@ class EngineConfig(ServerConfig, frozen=True, kw_only=True, omit_defaults=True):
             str,
             says(
                 "File to append to which requests came and which of them begin alike, for the"
-                " simulator of policies; without text and tokens."
+                " simulator of policies; without text and tokens.",
+                min_length=1,
             ),
         ]
         | None

@@ -1,4 +1,4 @@
-"""Questions about the radix tree: read, bounded, never waited for."""
+"""Questions about the radix tree: read, bounded, never waited for. And its emptying."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from ..memory import tree_view
 from ..memory.kv_memory import KVMemory
-from ..protocol.errors import BadInputError, ErrorInfo
+from ..protocol.errors import BackendError, BadInputError, ErrorInfo
 from ..protocol.messages import Ask, Explained, TreePage
 from ..scheduler.request import make_tokens
 
@@ -24,6 +24,14 @@ def look(memory: KVMemory, ask: Ask) -> tuple[dict[str, Any], ErrorInfo | None]:
         return {}, ErrorInfo.of(error)
     # Namespaces are bytes, which msgpack carries as they are.
     return msgspec.to_builtins(found, builtin_types=(bytes,)), None
+
+
+def emptied(memory: KVMemory) -> tuple[dict[str, Any], ErrorInfo | None]:
+    """How many slots a flush has freed, or why something is left."""
+    try:
+        return {"freed": memory.flush()}, None
+    except BackendError as error:
+        return {}, ErrorInfo.of(error)
 
 
 def _explained(memory: KVMemory, ask: Ask) -> Explained:

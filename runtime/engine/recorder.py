@@ -13,6 +13,7 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
+from pathlib import Path
 from queue import Empty, SimpleQueue
 
 import numpy as np
@@ -82,9 +83,11 @@ class Recorder:
 
     def __init__(self, path: str, *, slots: int, eviction: str, policy: str) -> None:
         try:
-            self._file = open_private(path)
-        except OSError as error:
-            reason = error.strerror or str(error)
+            if path == "-":
+                raise OSError("is no file")
+            self._file = open_private(Path(path).expanduser())
+        except (OSError, RuntimeError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
             raise BadInputError(f"record_trace: {path}: {reason}", param="record_trace") from None
         self._began = time.monotonic()
         self._queue: SimpleQueue[_Noted | None] = SimpleQueue()

@@ -8,7 +8,10 @@ is a line that says what it is, then frames: a length in four bytes, and Message
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import stat
 import struct
 from collections import deque
 from collections.abc import Iterator
@@ -92,20 +95,55 @@ def is_recorded(path: str | Path) -> bool:
 
 
 def open_private(path: str | Path) -> int:
-    """Open for appending, so that nobody else can read it; a new file says what it is. Raises
-    `OSError`, also for a link, and for a file that is something else."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    file = os.open(path, flags, 0o600)
+    """Open for appending, for one writer, and so that nobody else can read it; a new file says what
+    it is. What a writer that died had half written is cut off. Raises `OSError`, also for a link,
+    and for what is no recorded trace, which stays as it is."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
+        file = os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise FileExistsError("is a link") from None
+        raise
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise FileExistsError("is no file")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:  # some file systems know no locks
+            if isinstance(error, BlockingIOError):
+                raise FileExistsError("another engine records there") from None
+        head = os.pread(file, len(MAGIC), 0)
+        if head != MAGIC and head != MAGIC[: status.st_size]:
+            raise FileExistsError("is there already, and is no recorded trace")
         os.fchmod(file, 0o600)
-        if os.fstat(file).st_size == 0:
+        if head != MAGIC:  # new, or the disk was full at once
+            os.ftruncate(file, 0)
             os.write(file, MAGIC)
-        elif os.pread(file, len(MAGIC), 0) != MAGIC:
-            raise FileExistsError(f"{path} is there already, and is no recorded trace")
+        else:
+            os.ftruncate(file, _whole_bytes(path))
     except BaseException:
         os.close(file)
         raise
     return file
+
+
+def _whole_bytes(path: str | Path) -> int:
+    """How much of a trace is whole frames."""
+    size, at = Path(path).stat().st_size, len(MAGIC)
+    with Path(path).open("rb") as file:
+        file.seek(at)
+        while len(head := file.read(_WORD.size)) == _WORD.size:
+            (length,) = _WORD.unpack(head)
+            if length > LONGEST_FRAME:
+                raise FileExistsError(f"is damaged at byte {at}")
+            end = at + _WORD.size + length
+            if end > size:
+                break
+            file.seek(end)
+            at = end
+    return at
 
 
 def read_trace(path: str | Path) -> Iterator[Began | Seen]:

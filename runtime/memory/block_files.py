@@ -7,7 +7,10 @@ import hashlib
 import hmac
 import logging
 import os
+import secrets
+import stat
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +28,9 @@ _SEAL_BYTES = 32
 HEADER_BYTES = _HEAD.size + _SEAL_BYTES
 _SECTOR = 4096
 _SUFFIX, _UNFINISHED = ".kv", ".part"
+_DEAD_SECONDS = 600.0
+"""An unfinished file that nobody wrote to for so long is nobody's, though a process has the number
+of its writer: in a container it may be one's own."""
 
 
 class RefusedError(Exception):
@@ -57,13 +63,15 @@ class BlockFiles:
         self.disk_bytes = -(-self.file_bytes // _SECTOR) * _SECTOR
         """What a file takes of a disk."""
         self._stamp = stamp
+        self._writer = f"{os.getpid()}-{secrets.token_hex(4)}{_UNFINISHED}"
+        """Nobody else's, also where others see a process of this number."""
         self._sealing = hashlib.blake2b(
             key=secret, digest_size=_SEAL_BYTES, person=b"ramet-kv-seal"
         )
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            probe = folder / f"{os.getpid()}{_UNFINISHED}"
-            os.close(os.open(probe, os.O_WRONLY | os.O_CREAT, 0o600))
+            probe = folder / self._writer
+            os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             probe.unlink()
         except OSError as error:
             raise BadInputError(
@@ -78,10 +86,16 @@ class BlockFiles:
     def write(self, name: bytes, payload: memoryview) -> None:
         """The file appears whole, under its name, or not at all. Raises `OSError`."""
         path = self.path(name)
-        unfinished = path.with_suffix(f".{os.getpid()}{_UNFINISHED}")
+        try:
+            self._write(path, name, payload)
+        except FileNotFoundError:  # a server that cannot see this process took it for left over
+            self._write(path, name, payload)
+
+    def _write(self, path: Path, name: bytes, payload: memoryview) -> None:
+        unfinished = path.with_suffix(f".{self._writer}")
         head = _HEAD.pack(_MAGIC, FORMAT, BLOCK, len(payload), self._stamp, name)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(descriptor, "wb", buffering=0) as file:
                 file.write(head + self._seal(head, payload))
@@ -97,7 +111,11 @@ class BlockFiles:
         """Fill ``into``. Raises `FileNotFoundError`, `RefusedError`, or another `OSError`; what is
         in ``into`` then means nothing."""
         path = self.path(name)
-        with path.open("rb", buffering=0) as file:
+        # What was put in its place must not keep this thread: a pipe would, and a link's end might.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with os.fdopen(os.open(path, flags), "rb", buffering=0) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise RefusedError(f"{path}: not a file")
             header = file.read(HEADER_BYTES)
             if len(header) < HEADER_BYTES:
                 raise RefusedError(f"{path}: no whole header")
@@ -131,15 +149,16 @@ class BlockFiles:
         found: list[Found] = []
         foreign = 0
         for entry in self._entries():
-            stem, _, suffix = entry.name.partition(".")
-            status = entry.stat(follow_symlinks=False)
-            if entry.name.endswith(_UNFINISHED):
-                writer = suffix.removesuffix(_UNFINISHED)
-                if not _alive(writer):
-                    Path(entry.path).unlink(missing_ok=True)
-            elif _is_name(stem) and f".{suffix}" == _SUFFIX and status.st_size == self.file_bytes:
-                found.append(Found(bytes.fromhex(stem), status.st_mtime))
-            else:
+            try:
+                file = self._looked_at(entry)
+            except FileNotFoundError:  # another server removed it just now
+                continue
+            except OSError as error:
+                log.warning("disk cache: %s: %s", entry.path, error.strerror)
+                continue
+            if file is not None:
+                found.append(file)
+            elif not entry.name.endswith(_UNFINISHED):
                 foreign += 1
         if foreign:
             log.warning(
@@ -148,10 +167,27 @@ class BlockFiles:
         found.sort(key=lambda file: file.used)
         return found
 
+    def _looked_at(self, entry: os.DirEntry[str]) -> Found | None:
+        """``None`` for what is no block."""
+        stem, _, suffix = entry.name.partition(".")
+        status = entry.stat(follow_symlinks=False)
+        if entry.name.endswith(_UNFINISHED):
+            writer = suffix.removesuffix(_UNFINISHED).partition("-")[0]
+            if not _alive(writer) or status.st_mtime < time.time() - _DEAD_SECONDS:
+                Path(entry.path).unlink(missing_ok=True)
+            return None
+        right = stat.S_ISREG(status.st_mode) and status.st_size == self.file_bytes
+        if right and _is_name(stem) and f".{suffix}" == _SUFFIX:
+            return Found(bytes.fromhex(stem), status.st_mtime)
+        return None
+
     def _entries(self) -> Iterator[os.DirEntry[str]]:
         for folder in list(os.scandir(self.folder)):
             if len(folder.name) == 2 and folder.is_dir(follow_symlinks=False):
-                yield from os.scandir(folder.path)
+                try:
+                    yield from os.scandir(folder.path)
+                except OSError as error:
+                    log.warning("disk cache: %s: %s", folder.path, error.strerror)
 
     def _seal(self, head: bytes, payload: memoryview) -> bytes:
         sealed = self._sealing.copy()

@@ -59,6 +59,7 @@ class DiskTier:
         self._reading = 0
         self._paused_until = 0.0
         self._failures = 0
+        self._stuck = False
         self._results: deque[tuple[Written | Read, str]] = deque()
         self._writes: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -113,7 +114,7 @@ class DiskTier:
             fault = ""
             try:
                 for old in gone:
-                    self.files.remove(old)
+                    self._remove(old)
                 ready()
                 self.files.write(name, payload)
             except Exception as error:
@@ -169,22 +170,35 @@ class DiskTier:
             time.sleep(0.001)
 
     def clear(self) -> int:
-        """Forget and remove every file. Nothing may be on its way."""
+        """Forget and remove every file. Nothing may be on its way. Raises `OSError`, when all
+        others are gone, if some could not be removed."""
         assert not self.busy, "wait and poll first"
         names = [*self._known, *self._removing]
         self._known.clear()
         self._removing.clear()
-        for name in names:
-            self.files.remove(name)
+        faults = [fault for name in names if (fault := self._remove(name)) is not None]
+        if faults:
+            raise OSError(f"{len(faults)} of {len(names)} files: {faults[0]}")
         return len(names)
 
     def close(self) -> None:
         """No more jobs. Those that wait are not waited for."""
         for name in self._removing:
-            self.files.remove(name)
+            self._remove(name)
         self._removing.clear()
         for jobs in self._queues:
             jobs.put(None)
+
+    def _remove(self, name: bytes) -> OSError | None:
+        """What hindered it. A file that stays is found again by a later start."""
+        try:
+            self.files.remove(name)
+        except OSError as error:
+            if not self._stuck:
+                log.warning("disk cache: not removed: %s", error)
+            self._stuck = True
+            return error
+        return None
 
     def _trim(self) -> None:
         while len(self._known) > self.limit:

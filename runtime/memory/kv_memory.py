@@ -200,10 +200,12 @@ class KVMemory:
         self.release(match.node, _no_slots())
 
     def flush(self) -> int:
-        """Forget all cached KV that nobody holds. Returns how many slots that freed."""
+        """Forget all cached KV that nobody holds. Returns how many slots that freed. Raises
+        `BackendError`, when that is done, where a disk keeps some."""
+        freed = self.tree.clear()
         if self.tiers is not None:
             self.tiers.clear()
-        return self.tree.clear()
+        return freed
 
     def assert_consistent(self, private: Iterable[SlotArray]) -> None:
         """Free, private, locked and evictable, each enumerated by itself, are together every slot

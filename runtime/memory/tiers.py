@@ -17,12 +17,17 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ..protocol.errors import BackendError
 from .block_chain import BLOCK, BlockNames
 from .disk_tier import DiskTier, Written
 from .host_tier import HostTier
 from .page_pool import SlotArray
 from .radix_tree import TokenArray
 from .tier_costs import TierCosts
+
+CLEAR_SECONDS = 8.0
+"""How long the disk may take before it is emptied. The engine stands still meanwhile: less than a
+lease."""
 
 BlockSlots = npt.NDArray[np.int32]
 """[n, BLOCK]"""
@@ -78,6 +83,8 @@ class Fetch:
     rows: dict[bytes, int] = field(default_factory=dict[bytes, int])
     """Of those that have not come yet."""
     failed: int = 0
+    moved: float = 0.0
+    """When something of it came last, or it began."""
 
     @property
     def over(self) -> bool:
@@ -216,6 +223,7 @@ class Tiers:
         if not fetch.rows:
             self.host.release(fetch.held)
             return None
+        fetch.moved = fetch.began
         disk.touch(reversed(fetch.names))
         self._fetches.append(fetch)
         return fetch
@@ -258,6 +266,7 @@ class Tiers:
                 continue
             fetch = next(fetch for fetch in self._fetches if result.name in fetch.rows)
             row = fetch.rows.pop(result.name)
+            fetch.moved = time.monotonic()
             if result.failed:
                 self.host.give_back(row)
                 fetch.failed += 1
@@ -293,11 +302,20 @@ class Tiers:
         self.poll()
 
     def clear(self) -> None:
-        """Forget all that nobody holds, and remove the files."""
-        self.settle(60.0)
+        """Forget all that nobody holds, and remove the files. Raises `BackendError`, when all else
+        is done, where files stay."""
+        self.settle(CLEAR_SECONDS)
         self.host.clear()
-        if self.disk is not None and not self.disk.busy:
-            self.disk.clear()
+        disk = self.disk
+        if disk is None:
+            return
+        folder = disk.files.folder
+        if disk.busy:
+            raise BackendError(f"the disk does not answer: what is in {folder} stays there")
+        try:
+            disk.clear()
+        except OSError as error:
+            raise BackendError(f"not all could be removed from {folder}: {error}") from None
 
     def close(self) -> None:
         """Stop the threads and let go of host memory."""

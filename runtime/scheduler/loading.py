@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +16,14 @@ from .batch import StepBatch
 from .request import Request
 from .waiting import Waiting
 
+log = logging.getLogger(__name__)
+
 LEAST = BLOCK // 2
 """Tokens. For fewer nobody waits."""
 GIVE_UP = 5
-"""Seconds without an answer of the disk."""
+"""Seconds that a flush waits for what is on its way."""
+SILENT_SECONDS = 5.0
+"""Without an answer of the disk for so long, nobody waits for it."""
 REST_SECONDS = 0.5
 """Without a step for so long, the engine is taken to have time."""
 SAVE_SECONDS = 3.0
@@ -39,6 +44,8 @@ class _Job:
     fetch: Fetch | None = None
     load: Load | None = None
     requests: list[Request] = field(default_factory=list[Request])
+    late: bool = False
+    """Nobody waits for it any more."""
 
     @property
     def over(self) -> bool:
@@ -110,7 +117,8 @@ class Loading:
             if not names:
                 return False
             first = {names[0], *names[here : here + 1]}  # of all, and of those on disk
-            job = next((job for job in self._jobs if not first.isdisjoint(job.names)), None)
+            on_way = (job for job in self._jobs if not job.late)
+            job = next((job for job in on_way if not first.isdisjoint(job.names)), None)
             job = job or self._begin(request, start, names, here)
             before, start = start, self._memory.peek(kept[:-1], namespace)
         if job is None:
@@ -154,6 +162,8 @@ class Loading:
         # What was fetched is loaded before more is; what went away meanwhile is not fetched again.
         if not absent or end - start < LEAST or request.fetched_to > start:
             return None
+        if any(job.late for job in self._jobs):
+            return None
         if not tiers.costs.pays(end - start, len(names) * size, absent * size):
             return None
         fetch = tiers.fetch(names)
@@ -187,6 +197,7 @@ class Loading:
         self._tiers.poll()
         if refused is not None and self._tiers.disk is not None and not refused.read_ahead:
             self._read_ahead(refused)
+        self._give_up()
         if not any(job.over for job in self._jobs):
             return
         over = [job for job in self._jobs if job.over]
@@ -194,9 +205,25 @@ class Loading:
         for job in over:
             if job.load is not None:
                 self._memory.end_load(job.load)
-            for request in job.requests:
-                self.requests.remove(request)
-                self._waiting.place(request)
+            self._return(job)
+
+    def _return(self, job: _Job) -> None:
+        """Who waits for this waits no longer."""
+        for request in job.requests:
+            self.requests.remove(request)
+            self._waiting.place(request)
+        job.requests.clear()
+
+    def _give_up(self) -> None:
+        """If the disk does not answer, compute. Until it does, nothing else is asked of it."""
+        waited = [job for job in self._jobs if job.fetch is not None and not job.late]
+        now = time.monotonic() if waited else 0.0
+        for job in waited:
+            if job.fetch is not None and not job.over and now - job.fetch.moved > SILENT_SECONDS:
+                if not any(other.late for other in self._jobs):
+                    log.warning("disk cache: no answer for %g s", SILENT_SECONDS)
+                job.late = True
+                self._return(job)
 
     def _read_ahead(self, request: Request) -> None:
         request.read_ahead = True

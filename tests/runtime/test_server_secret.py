@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
@@ -46,4 +47,29 @@ def test_what_cannot_be_used_is_said(tmp_path):
         server_secret(str(tmp_path / "file"), "names")
     (tmp_path / SECRET_NAME).write_bytes(b"short")
     with pytest.raises(BadInputError, match="should hold 32 bytes, not 5"):
+        server_secret(str(tmp_path), "names")
+
+
+def test_what_stands_in_for_a_secret_is_refused(tmp_path):
+    path = tmp_path / SECRET_NAME
+    for make in (path.mkdir, lambda: os.mkfifo(path), lambda: path.symlink_to("/dev/zero")):
+        make()
+        with pytest.raises(BadInputError, match=r"secret is no file|Is a directory"):
+            server_secret(str(tmp_path), "names")
+        path.rmdir() if path.is_dir() else path.unlink()
+    path.write_bytes(bytes(1 << 20))
+    with pytest.raises(BadInputError, match="should hold 32 bytes, not more"):
+        server_secret(str(tmp_path), "names")
+
+
+def test_another_users_secret_is_refused(tmp_path, monkeypatch):
+    server_secret(str(tmp_path), "names")
+    path = tmp_path / SECRET_NAME
+    if os.geteuid() == 0:
+        os.chown(path, 12345, -1)
+        owner = 12345
+    else:
+        owner = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(BadInputError, match=f"secret is of user {owner}"):
         server_secret(str(tmp_path), "names")

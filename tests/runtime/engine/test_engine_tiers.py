@@ -14,8 +14,10 @@ from ramet.runtime.memory.block_chain import BlockNames
 from ramet.runtime.memory.block_files import BlockFiles
 from ramet.runtime.memory.disk_tier import DiskTier
 from ramet.runtime.memory.kv_memory import KVMemory
+from ramet.runtime.memory.tier_costs import TierCosts
 from ramet.runtime.memory.tiers import Tiers
 from ramet.runtime.protocol.messages import Abort
+from ramet.runtime.scheduler import loading
 from ramet.runtime.scheduler.limits import Limits
 from ramet.runtime.scheduler.scheduler import Scheduler
 
@@ -136,3 +138,48 @@ def test_what_is_cached_in_the_end_is_written(start, expected):
     two = start(disk="cache", looks=1)
     assert two.client.run(1, prompt(1), 4) == expected(prompt(1), 4, VOCAB)
     assert two.client.finished[1].cached_tokens == 79
+
+
+def test_a_disk_that_does_not_answer_is_not_waited_for(start, expected, monkeypatch):
+    monkeypatch.setattr(loading, "SILENT_SECONDS", 0.2)
+    one = start(disk="cache")
+    for seed in range(3):
+        one.client.run(seed, prompt(seed), 4)
+    one.stop()
+    two = start(disk="cache")
+    gate, asked = threading.Event(), []
+    read = two.tiers.disk.files.read
+
+    def hanging(name, into):
+        asked.append(name)
+        gate.wait(20)
+        read(name, into)
+
+    monkeypatch.setattr(two.tiers.disk.files, "read", hanging)
+    assert two.client.run(1, prompt(0), 4) == expected(prompt(0), 4, VOCAB)
+    assert asked and two.client.finished[1].cached_tokens == 0
+    before = len(asked)
+    began = time.monotonic()
+    assert two.client.run(2, prompt(1), 4) == expected(prompt(1), 4, VOCAB)
+    assert len(asked) == before and time.monotonic() - began < 0.2, "nothing else was asked for"
+    gate.set()
+    eventually(lambda: not two.tiers.busy)
+    two.tiers.costs = TierCosts()  # what it has learnt is that the disk is slow
+    assert two.client.run(3, prompt(2), 4) == expected(prompt(2), 4, VOCAB)
+    assert two.client.finished[3].cached_tokens == 79
+    two.stop()
+    two.scheduler.assert_consistent()
+
+
+def test_a_flush_says_what_it_could_not_remove_and_the_engine_goes_on(start, expected):
+    one = start(disk="cache")
+    one.client.run(1, prompt(1), 4)
+    eventually(lambda: len(one.tiers.disk) == 5)
+    file = next(iter(one.tiers.disk.files.folder.rglob("*.kv")))
+    file.unlink()
+    file.mkdir()
+    answer = one.client.ask(2, "flush")
+    assert "not all could be removed" in answer.error.message
+    assert one.client.ask(3, "info").data["pages"]["free"] == SLOTS
+    assert one.client.run(4, prompt(1), 4) == expected(prompt(1), 4, VOCAB)
+    assert one.client.finished[4].cached_tokens == 0

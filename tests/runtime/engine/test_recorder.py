@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import numpy as np
 import pytest
 from ramet.runtime.engine import recorder as module
 from ramet.runtime.engine.recorder import Recorder, TokenHashes
-from ramet.runtime.engine.trace_file import RECENT, Seen, read_trace
+from ramet.runtime.engine.trace_file import MAGIC, RECENT, Seen, read_trace
 from ramet.runtime.protocol import BadInputError
 from ramet.runtime.protocol.messages import EngineSampling
 from ramet.runtime.scheduler.request import Request
@@ -127,3 +128,60 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "other").write_text("something else")
     with pytest.raises(BadInputError, match="is there already"):
         start(tmp_path / "other")
+
+
+def test_what_is_no_recording_is_refused_and_stays_as_it_is(tmp_path):
+    other = tmp_path / "other"
+    other.write_text("something else")
+    other.chmod(0o644)
+    (tmp_path / "link").symlink_to(other)
+    os.mkfifo(tmp_path / "pipe", 0o644)
+    for name, says in {
+        "other": "is there already", "link": "is a link", "pipe": "is no file", "": "directory",
+    }.items():  # fmt: skip
+        with pytest.raises(BadInputError, match=says):
+            start(tmp_path / name)
+    assert other.read_text() == "something else"
+    assert {path.stat().st_mode & 0o777 for path in (other, tmp_path / "pipe")} == {0o644}
+    with pytest.raises(BadInputError, match="record_trace: -: is no file"):
+        start("-")
+
+
+def test_two_do_not_write_to_one_file(tmp_path):
+    first = start(tmp_path / "trace")
+    with pytest.raises(BadInputError, match="another engine"):
+        start(tmp_path / "trace")
+    first.close()
+    start(tmp_path / "trace").close()
+
+
+@pytest.mark.parametrize("cut", [1, 3, 40, 90])
+def test_what_a_dead_engine_half_wrote_is_not_taken_for_what_follows(tmp_path, cut):
+    path = tmp_path / "trace"
+    for tokens in (range(40), range(50, 90), range(100, 140)):
+        recorder = start(path)
+        recorder.ended(ended(tokens), counted=True)
+        recorder.close()
+        whole = entries(path)
+        os.truncate(path, path.stat().st_size - cut)
+    assert len(whole) == 1, "those that were cut have gone, the last is there"
+    assert len(whole[0].hashes) == 40
+
+
+def test_a_damaged_recording_is_not_gone_on_with(tmp_path):
+    path = tmp_path / "trace"
+    start(path).close()
+    path.write_bytes(path.read_bytes() + b"\xff" * 100)
+    before = path.read_bytes()
+    with pytest.raises(BadInputError, match="is damaged at byte"):
+        start(path)
+    assert path.read_bytes() == before
+
+
+def test_a_disk_that_was_full_at_once_leaves_a_beginning_that_is_gone_on_with(tmp_path):
+    path = tmp_path / "trace"
+    path.write_bytes(MAGIC[:5])
+    recorder = start(path)
+    recorder.ended(ended([1, 2]), counted=True)
+    recorder.close()
+    assert len(entries(path)) == 1

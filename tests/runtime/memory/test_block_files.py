@@ -70,6 +70,27 @@ def test_a_file_cut_short_is_refused(store, left):
     assert store.scan() == []
 
 
+@pytest.mark.parametrize("kind", ["pipe", "link", "link to a pipe", "folder", "device"])
+def test_what_was_put_in_its_place_is_refused_at_once(store, tmp_path, kind):
+    path = store.path(NAME)
+    moved = tmp_path / "moved"
+    path.rename(moved)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "link":
+        path.symlink_to(moved)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(tmp_path / "pipe")
+        path.symlink_to(tmp_path / "pipe")
+    with pytest.raises((RefusedError, OSError)):
+        read(store)
+    assert store.scan() == []
+
+
 def test_of_another_model_size_or_server(store):
     with pytest.raises(RefusedError, match="another model"):
         read(files(store.folder, stamp=b"x" * 32))
@@ -102,6 +123,66 @@ def test_what_is_no_block_is_passed_over_with_a_warning(store, caplog):
     assert [found.name for found in store.scan()] == [NAME]
     assert "1 files are no blocks" in caplog.text
     assert (store.path(NAME).parent / "notes.txt").exists()
+
+
+def test_unfinished_files_of_others_are_left_while_they_may_be_written(store):
+    folder = store.path(NAME).parent
+    mine = folder / f"{OTHER.hex()}.{os.getpid()}-0123abcd.part"
+    dead = folder / f"{OTHER.hex()}.99999999-0123abcd.part"
+    old = folder / f"{OTHER.hex()}.{os.getpid()}-4567abcd.part"
+    for path in (mine, dead, old):
+        path.write_bytes(b"")
+    os.utime(old, (1000, 1000))
+    assert [found.name for found in store.scan()] == [NAME]
+    assert mine.exists() and not dead.exists() and not old.exists()
+
+
+def test_two_servers_of_one_process_number_do_not_share_a_file(store):
+    again = files(store.folder)
+    assert store._writer != again._writer
+
+
+def test_an_unfinished_file_that_another_server_removed_is_written_again(store, monkeypatch):
+    replace, calls = Path.replace, []
+
+    def removed(self, target):
+        calls.append(self)
+        if len(calls) == 1:
+            self.unlink()
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", removed)
+    store.write(OTHER, memoryview(PAYLOAD))
+    assert len(calls) == 2 and read(store, OTHER) == PAYLOAD
+
+
+def test_what_another_server_removes_meanwhile_does_not_hinder_a_start(store, monkeypatch, caplog):
+    store.write(OTHER, memoryview(PAYLOAD))
+    entries = BlockFiles._entries
+
+    def racing(self):
+        for entry in entries(self):
+            if entry.name.startswith(OTHER.hex()):
+                Path(entry.path).unlink()
+            yield entry
+
+    monkeypatch.setattr(BlockFiles, "_entries", racing)
+    assert [found.name for found in store.scan()] == [NAME]
+    assert not caplog.records
+
+
+def test_a_folder_that_cannot_be_looked_into_is_named(store, monkeypatch, caplog):
+    scandir, closed = os.scandir, store.folder / "zz"
+    closed.mkdir()
+
+    def refusing(path):
+        if str(path) == str(closed):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    assert [found.name for found in store.scan()] == [NAME]
+    assert f"{closed}: Permission denied" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
