@@ -17,7 +17,7 @@ _UNIT = 8
 """Levels an octave of rates."""
 _BELIEF = 2.0
 """What is thought of a rate before anything was seen counts as much as so many reads."""
-_LEARNED_EVERY = 256
+_LEARNED_EVERY = 1024
 _HALVED_EVERY = 4096
 """Spells after which all that was seen counts half, so that what changes is noticed."""
 
