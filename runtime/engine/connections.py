@@ -103,7 +103,8 @@ class Connections:
             if self._socket.poll(0):
                 return True
             now = time.monotonic()
-        return bool(self._socket.poll(int((until - now) * 1000)))
+        # Never less than nothing, which is for ever.
+        return bool(self._socket.poll(max(0, int((until - now) * 1000))))
 
     def send(self, peer: Connection, message: EngineReply) -> None:
         """Send, or note that the peer is gone."""

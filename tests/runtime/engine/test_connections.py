@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from types import SimpleNamespace
@@ -61,3 +62,15 @@ def test_no_longer_than_asked(pair, spin):
     began = time.monotonic()
     assert steps(both.connections.receive(0.1)) == []
     assert 0.09 < time.monotonic() - began < 1.0
+
+
+@pytest.mark.timeout(20)
+def test_who_looks_too_late_does_not_wait_for_ever(pair, monkeypatch):
+    """On a busy machine the time may be over, by much, when it is looked at again."""
+    both = pair(10.0)
+    both.gateway.send(engine_codec.encode(Credit(steps=1)))
+    assert steps(both.connections.receive(5.0)) == [1]
+    clock = itertools.count(time.monotonic(), 0.06)
+    late = SimpleNamespace(monotonic=lambda: next(clock))
+    monkeypatch.setattr("ramet.runtime.engine.connections.time", late)
+    assert steps(both.connections.receive(0.1)) == []
