@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from ..protocol.errors import RametError
 from ..scheduler.request import Request
 from .stops import StopMatcher
 
@@ -16,6 +17,10 @@ class Ending(NamedTuple):
     reason: Literal["stop", "length"]
     matched: bytes | int | None = None
     text_bytes: int = -1
+
+
+Outcome = Ending | RametError | None
+"""How a request ends, why it fails, or None: it goes on."""
 
 
 class Endings:

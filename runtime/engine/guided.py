@@ -11,7 +11,7 @@ from ..protocol.messages import EngineSampling
 from ..scheduler.batch import BoolArray, IntArray
 from ..scheduler.request import Request
 from ..scheduler.scheduler import Scheduler
-from .endings import Ending, Endings
+from .endings import Ending, Endings, Outcome
 from .guides import Guides
 from .healing import leave_prefix
 from .outputs import Outputs
@@ -19,9 +19,6 @@ from .together import MANY_STEPS
 
 RECENT = 16
 """Output tokens that a grammar is shown before those it forces."""
-
-Outcome = Ending | RametError | None
-"""How a request ends, why it fails, or None: it goes on."""
 
 
 class Guided:

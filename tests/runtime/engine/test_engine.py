@@ -108,7 +108,7 @@ def test_without_credit_steps_are_merged_not_lost(started, expected):
     client = connect(credit=0)
     client.submit(1, [1, 2, 3], 30)
     deadline = time.monotonic() + 10
-    while not engine.totals["finished"]:
+    while not engine.info()["finished"]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     client.send(Credit(steps=1))

@@ -1,5 +1,5 @@
-"""How long requests took, and how much steps computed: kept for metrics, at the cost of a few
-numbers a step."""
+"""What an engine counts and times for metrics, at the cost of a few numbers a step; and how long a
+request took."""
 
 from __future__ import annotations
 
@@ -25,22 +25,29 @@ class Spans(NamedTuple):
     decode: float
 
 
-class Timing:
+class Tally:
     """Of one engine."""
 
     def __init__(self) -> None:
-        self._counts = [0] * (len(STEP_TOKENS) + 1)
-        self._total = 0
-        self._launched: deque[float] = deque()
-        self._landed = 0.0
+        self.finished = 0
+        """Requests, but for those that somebody aborted; the next two are of their prompts."""
+        self.prompt_tokens = 0
+        self.cache_hit_tokens = 0
+        self.computed_tokens = 0
+        """By steps that were launched."""
+        self.output_tokens = 0
+        """That were sampled."""
         self.mask_seconds = 0.0
         """Spent on saying which tokens constrained rows may take."""
+        self._counts = [0] * (len(STEP_TOKENS) + 1)
+        self._launched: deque[float] = deque()
+        self._landed = 0.0
 
-    def step(self, tokens: int) -> None:
+    def launch(self, tokens: int) -> None:
         """A step of so many tokens is about to be launched."""
         self._launched.append(time.perf_counter())
         self._counts[bisect.bisect_left(STEP_TOKENS, tokens)] += 1
-        self._total += tokens
+        self.computed_tokens += tokens
 
     def landed(self) -> float:
         """The oldest step under way is over. Returns how many seconds it took, not counting those
@@ -52,14 +59,33 @@ class Timing:
 
     def sampled(self, rows: Rows, at: IntArray) -> None:
         """These rows have a token more."""
+        self.output_tokens += len(at)
         fresh = at[rows.first_at[at] == 0.0]
         if len(fresh):
             rows.first_at[fresh] = time.monotonic()
 
-    def step_tokens(self) -> dict[str, Any]:
-        """A histogram as plain data: upper bounds, what fell under each (and above all), their
-        sum."""
-        return {"bounds": STEP_TOKENS, "counts": self._counts, "sum": self._total}
+    def finish(self, request: Request) -> None:
+        """A request is over, and was not aborted."""
+        self.finished += 1
+        self.prompt_tokens += request.prompt_len
+        self.cache_hit_tokens += max(request.cached_tokens, 0)
+
+    def facts(self, forced_tokens: int) -> dict[str, Any]:
+        """All of it as plain data. ``forced_tokens`` are output that nobody sampled."""
+        return {
+            "step_tokens": self._step_tokens(),
+            "mask_seconds": self.mask_seconds,
+            "finished": self.finished,
+            "prompt_tokens": self.prompt_tokens,
+            "cache_hit_tokens": self.cache_hit_tokens,
+            "computed_tokens": self.computed_tokens,
+            "output_tokens": self.output_tokens + forced_tokens,
+            "forced_tokens": forced_tokens,
+        }
+
+    def _step_tokens(self) -> dict[str, Any]:
+        """A histogram: upper bounds, what fell under each (and above all), their sum."""
+        return {"bounds": STEP_TOKENS, "counts": self._counts, "sum": self.computed_tokens}
 
 
 def spans_of(request: Request) -> Spans:
