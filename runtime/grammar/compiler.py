@@ -195,16 +195,13 @@ class Compiler:
         spec, refusals = flight.spec, []
         # The time runs from when it was asked for. One that waited for long still gets a moment:
         # most need no more.
-        least = time.monotonic() + min(_LEAST_SECONDS, flight.seconds)
-        until = max(flight.submitted + flight.seconds, least)
+        until, least = flight.submitted + flight.seconds, min(_LEAST_SECONDS, flight.seconds)
         names = route(spec.kind, self._pinned, prefixed=bool(spec.prefix))
         for i, name in enumerate(names):
             last = i + 1 == len(names)
-            now = time.monotonic()
+            now, share = time.monotonic(), 1.0 if last else _FIRST_SHARE
             try:
-                reply = self._ask(
-                    name, flight, until if last else now + (until - now) * _FIRST_SHARE
-                )
+                reply = self._ask(name, flight, now + (until - now) * share, least * share)
                 if reply.error is not None:
                     raise reply.error.exception()
                 if reply.refused is None:
@@ -217,11 +214,11 @@ class Compiler:
                     raise
         raise GrammarError(f"no backend takes this {spec.kind} ({'; '.join(refusals)})")
 
-    def _ask(self, name: str, flight: Flight, until: float) -> Reply:
+    def _ask(self, name: str, flight: Flight, until: float, least: float) -> Reply:
         if self._closed:
             raise AbortedError(_CLOSED)
         try:
-            return self._workers.ask(name, flight.spec, until)
+            return self._workers.ask(name, flight.spec, until, least)
         except TimeoutError:
             raise _LateError(
                 f"the {flight.spec.kind} is too complex: it was not compiled within "

@@ -61,21 +61,24 @@ class Workers:
         server = self._server
         return [*([] if server is None else [server.pid]), *self._tries]
 
-    def ask(self, backend: str, spec: Spec, until: float) -> Reply:
-        """Try a spec until that time. Raises `TimeoutError`, or `WorkerDied` where it needs too
-        much memory; both leave no process behind. `BackendError` if none can be started."""
+    def ask(self, backend: str, spec: Spec, until: float, least: float = 0.0) -> Reply:
+        """Try a spec until that time, but for ``least`` seconds once it has begun: that the server
+        must be started first is no fault of it. Raises `TimeoutError`, or `WorkerDied` where it
+        needs too much memory; both leave no process behind. `BackendError` if none can be
+        started."""
         try:
-            return self._ask(backend, spec, until)
+            return self._ask(backend, spec, until, least)
         except WorkerDied:
             if not self._lost_server():  # then it is the try's own fault
                 raise
-            return self._ask(backend, spec, until)
+            return self._ask(backend, spec, until, least)
 
-    def _ask(self, backend: str, spec: Spec, until: float) -> Reply:
+    def _ask(self, backend: str, spec: Spec, until: float, least: float) -> Reply:
         if not self._background:
             with self._begin(backend, spec, last=False) as only:
-                return only.reply(until)
+                return only.reply(max(until, time.monotonic() + least))
         with self._begin(backend, spec, last=True) as first:
+            until = max(until, time.monotonic() + least)
             first.wait(min(time.monotonic() + PATIENCE_SECONDS, until))
             if first.answers or not first.starves:
                 return first.reply(until)

@@ -91,7 +91,7 @@ def test_a_try_computes_while_nobody_else_wants_to(small):
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="Linux has such a class of processes")
 def test_where_nobody_is_held_up_a_try_has_its_turns(small, monkeypatch):
     monkeypatch.setattr(process, "FAIR_SHARE", 100.0)
-    compiler = Compiler(small, deadline=1.5, background=False)
+    compiler = Compiler(small, deadline=3.0, background=False)
     try:
         pending = compiler.submit(hard(0))
         until(lambda: bool(trials(compiler)))
@@ -108,6 +108,7 @@ def test_where_nobody_is_held_up_a_try_has_its_turns(small, monkeypatch):
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="Linux has such a class of processes")
 def test_one_that_is_never_let_compute_begins_again_for_a_while(small, monkeypatch):
     monkeypatch.setattr(process, "FAIR_SHARE", 100.0)  # so that every one starves
+    monkeypatch.setattr(process, "PATIENCE_SECONDS", 1.0)
     compiler = Compiler(small, deadline=6.0)
     try:
         pending = compiler.submit(hard(0))
@@ -123,6 +124,21 @@ def test_one_that_is_never_let_compute_begins_again_for_a_while(small, monkeypat
         with pytest.raises(GrammarError, match="too complex"):
             pending.result()
         until(lambda: not alive(second))
+    finally:
+        compiler.close()
+
+
+def test_that_the_server_starts_slowly_is_no_fault_of_a_spec(small, monkeypatch):
+    start = process.Workers._start
+
+    def slowly(workers) -> None:
+        time.sleep(1.5)
+        start(workers)
+
+    monkeypatch.setattr(process.Workers, "_start", slowly)
+    compiler = Compiler(small, deadline=1.0)
+    try:
+        assert compiler.submit(GOOD).result()
     finally:
         compiler.close()
 
