@@ -18,25 +18,22 @@ from ..scheduler.batch import FROM_DEVICE, IntArray, StepBatch
 from ..scheduler.segments import SharingCost
 from .batch_places import places_of, positions_of, scratch_batch
 from .config import ModelConfig
-from .device_ticket import DeviceTicket, MaskedTicket, Scored
+from .device_sampling import LOGITS_BYTES, DeviceSampling
+from .device_ticket import DeviceTicket, MaskedTicket
 from .extend_steps import ExtendSteps
 from .families.registry import family_of
 from .graphs import CapturedDecode, CapturedExtend, Parts
 from .layers.weights import Weights
 from .mask_rows import MaskRows
-from .sampler import Sampled, Sampler
-from .staging import Staging, fetch
+from .sampler import Sampler
+from .staging import Staging
 from .tables import RequestTables
 from .tree_steps import TreeSteps, make_tree_steps
-from .trie_steps import ancestry_fields, scored_rows, target_logprobs, text_positions
+from .trie_steps import ancestry_fields, text_positions
 
 PAGE = 16
 DECODE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448,
                 512)  # fmt: skip
-LOGITS_BYTES = 1 << 30
-
-_Mask = tuple[torch.Tensor, torch.Tensor] | None
-"""Allowed tokens [M, ceil(V / 32)] int32, and which samples [M] int32 they are for."""
 
 
 class DeviceRunner:
@@ -79,6 +76,9 @@ class DeviceRunner:
             self._sampler = Sampler(self._ops, max_rows + 1, config.vocab_size, device)
         self._staging = Staging(device, 1 << 16)
         self._masks = MaskRows(device, max_rows, config.vocab_size)
+        self._sampling = DeviceSampling(
+            self._decoder, self._ops, self._sampler, self._tables, self._staging, self._masks
+        )
         self._decodes: dict[int, CapturedDecode] = {}
         self._extends: ExtendSteps | None = None
         self._trees: TreeSteps | None = None
@@ -162,23 +162,14 @@ class DeviceRunner:
             decode = self._captured_decode(batch)
             if decode is not None:
                 decode.enter(batch)
-                return self._run_captured(batch, decode)
+                return self._sampling.captured(batch, decode)
             positions = positions_of(batch)
             extend = self._captured_extend(batch)
             if extend is not None:
                 self._enter_runs(batch)
                 extend.enter(batch, positions, places_of(batch, positions))
-                return self._run_captured(batch, extend)
-            hidden = self._eager(batch, positions)
-            return self._when_masked(batch, lambda mask: self._sample_eager(batch, hidden, mask))
-
-    def _when_masked(
-        self, batch: StepBatch, sample: Callable[[_Mask], DeviceTicket]
-    ) -> DeviceTicket | MaskedTicket:
-        """Sample now, or when the masks have come, the last of which `mask_rows` gave."""
-        if not len(batch.masked):
-            return sample(None)
-        return MaskedTicket(lambda _: sample(self._masks.upload(batch.masked)))
+                return self._sampling.captured(batch, extend)
+            return self._sampling.eager(batch, self._eager(batch, positions))
 
     def close(self) -> None:
         """Let go of graphs and KV memory; nothing may be launched afterwards."""
@@ -251,145 +242,3 @@ class DeviceRunner:
         if more:
             where, meta.ancestry = more[0], Ancestry(*more[1:])
         return self._decoder.forward(ids, where, slots.long(), meta, self.kv)
-
-    def _run_captured(
-        self, batch: StepBatch, step: CapturedDecode | CapturedExtend
-    ) -> DeviceTicket | MaskedTicket:
-        rows = batch.rows[batch.samples]
-        plain = not batch.want_logprobs and not batch.top_logprobs
-        plain = plain and len(rows) == len(batch.rows) and self._sampler.all_greedy(rows)
-        if plain and not len(batch.masked):
-            return self._greedy_ticket(batch, step.run_whole())
-        raw = step.run()
-
-        def sample(mask: _Mask) -> DeviceTicket:
-            if plain and self._mask_raw(raw[: len(rows)], mask):
-                return self._greedy_ticket(batch, step.run_greedy())
-            logits = raw[: len(batch.rows)]
-            if len(rows) < len(batch.rows):
-                (at,) = self._staging.upload([batch.samples])
-                logits = logits.index_select(0, at)
-            return self._draw(batch, self._decoder.finish_logits(logits), [], mask)
-
-        return self._when_masked(batch, sample)
-
-    def _greedy_ticket(self, batch: StepBatch, taken: torch.Tensor) -> DeviceTicket:
-        ids, bad = fetch(taken)[:, : len(batch.rows)]
-        return self._under_way(batch, Sampled(ids, bad), [])
-
-    def _sample_eager(self, batch: StepBatch, hidden: torch.Tensor, mask: _Mask) -> DeviceTicket:
-        ends = np.cumsum(batch.q_lens, dtype=np.int32)
-        scored = self._score(batch, hidden, ends) if batch.prompt_logprobs else []
-        tries = self._score_tries(batch, hidden) if batch.tries else []
-        ticket = self._sample_ends(batch, hidden, ends, scored, mask)
-        ticket.tries, ticket.trie_values = batch.tries, tries
-        return ticket
-
-    def _sample_ends(
-        self,
-        batch: StepBatch,
-        hidden: torch.Tensor,
-        ends: IntArray,
-        scored: list[Scored],
-        mask: _Mask,
-    ) -> DeviceTicket:
-        (last,) = self._staging.upload([ends[batch.samples] - 1])
-        rows = batch.rows[batch.samples]
-        picked = hidden.index_select(0, last)
-        plain = not batch.want_logprobs and not batch.top_logprobs
-        raw = self._decoder.raw_logits(picked) if len(rows) else picked
-        plain = plain and len(rows) > 0 and self._sampler.all_greedy(rows)
-        if plain and self._mask_raw(raw, mask):
-            ids, bad = self._ops.greedy(raw)
-            (at,) = self._staging.upload([rows])
-            self._tables.sampled(at.long(), ids)
-            return self._ticket(batch, Sampled(ids, bad), scored)
-        logits = self._decoder.finish_logits(raw) if len(rows) else raw.float()
-        return self._draw(batch, logits, scored, mask)
-
-    def _mask_raw(self, raw: torch.Tensor, mask: _Mask) -> bool:
-        """Forbid tokens where logits are; false where that cannot be done. Of what is forbidden, a
-        NaN is not noticed any more."""
-        if mask is not None:
-            if raw.dtype != torch.float32:
-                return False
-            self._ops.mask_(raw, *mask)
-        return True
-
-    def _draw(
-        self,
-        batch: StepBatch,
-        logits: torch.Tensor,
-        scored: list[Scored],
-        mask: _Mask,
-    ) -> DeviceTicket:
-        rows = batch.rows[batch.samples]
-        if not len(rows):
-            empty = torch.zeros(0, dtype=torch.int32)
-            return self._ticket(batch, Sampled(empty, empty.bool()), scored)
-        sampled = self._sampler.sample(
-            logits,
-            rows,
-            batch.steps,
-            mask=None if mask is None else mask[0],
-            masked=None if mask is None else mask[1],
-            logprobs=batch.want_logprobs or batch.top_logprobs > 0,
-            top=batch.top_logprobs,
-        )
-        (at,) = self._staging.upload([rows])
-        self._tables.sampled(at.long(), sampled.ids)
-        return self._ticket(batch, sampled, scored)
-
-    def _score_tries(self, batch: StepBatch, hidden: torch.Tensor) -> list[torch.Tensor]:
-        """Log-probs of all targets of all tries, in pieces."""
-        fields = scored_rows(batch)
-        # Beside logits there is what they are summed from.
-        chunk = max(1, LOGITS_BYTES // (12 * self.vocab_size))
-        rows, of, targets = self._staging.upload(fields)
-        found = target_logprobs(
-            self._decoder.logits, hidden, rows, of, targets, of_host=fields[1], chunk=chunk
-        )
-        return [fetch(values) for values in found]
-
-    def _score(self, batch: StepBatch, hidden: torch.Tensor, ends: IntArray) -> list[Scored]:
-        """Log-probs of prompt tokens, all positions in common chunks; (values, top ids, top)."""
-        where = np.concatenate(
-            [
-                np.arange(first - 1, last - 1) - int(batch.kv_lens[item]) + ends[item]
-                for item, first, last in batch.prompt_logprobs
-            ]
-        ).astype(np.int32)
-        at, targets = self._staging.upload([where, np.concatenate(batch.targets)])
-        chunk = max(1, LOGITS_BYTES // (4 * self.vocab_size))
-        found: list[Scored] = []
-        for rows, ids in zip(at.split(chunk), targets.split(chunk)):
-            logits = self._decoder.logits(hidden.index_select(0, rows))
-            values = fetch(self._ops.token_logprobs(logits, ids))
-            if batch.top_logprobs:
-                top_ids, top = self._ops.top_logprobs(logits, batch.top_logprobs)
-                found.append((values, fetch(top_ids), fetch(top)))
-            else:
-                found.append((values, None, None))
-        return found
-
-    def _ticket(
-        self,
-        batch: StepBatch,
-        sampled: Sampled,
-        scored: list[Scored],
-    ) -> DeviceTicket:
-        host = Sampled(
-            fetch(sampled.ids),
-            fetch(sampled.bad),
-            None if sampled.logprobs is None else fetch(sampled.logprobs),
-            None if sampled.top_ids is None else fetch(sampled.top_ids),
-            None if sampled.top_logprobs is None else fetch(sampled.top_logprobs),
-        )
-        return self._under_way(batch, host, scored)
-
-    def _under_way(self, batch: StepBatch, host: Sampled, scored: list[Scored]) -> DeviceTicket:
-        """The ticket of samples whose copies to the host are in the stream."""
-        event = torch.cuda.Event()
-        event.record()
-        spans = [last - first for _, first, last in batch.prompt_logprobs]
-        return DeviceTicket(event, host, len(batch.samples), scored, spans)

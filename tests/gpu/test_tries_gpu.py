@@ -100,12 +100,12 @@ def test_equals_one_request_for_each(make_runner, trie_drive):
 
 def test_logits_are_made_in_pieces(make_runner, trie_drive, monkeypatch):
     """Room for ten rows of logits changes nothing."""
-    from ramet.runtime.model import device_runner
+    from ramet.runtime.model import device_sampling
 
     message, order = message_of(random_paths(6, 600, 5))
     values = []
     for rows in (1 << 20, 10):
-        monkeypatch.setattr(device_runner, "LOGITS_BYTES", rows * 12 * 1000)
+        monkeypatch.setattr(device_sampling, "LOGITS_BYTES", rows * 12 * 1000)
         driver = trie_drive(make_runner("llama", on="cuda"), slots=4096, step_tokens=2048)
         rid = driver.add_trie([1, 2, 3], message)
         driver.run()

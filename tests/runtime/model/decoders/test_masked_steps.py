@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from ramet.runtime.model import graphs
 from ramet.runtime.model.device_runner import DeviceRunner
 
 PROMPTS = [[5, 9, 77, 31, 8], [8, 100, 64], [1, 2, 3, 4], [64, 2]]
@@ -23,7 +25,18 @@ class _Event:
     def synchronize(self) -> None: ...
 
 
-@pytest.fixture(params=["host", "device"])
+class _Graph:
+    """Of the same device: what was recorded is done again, with other inputs."""
+
+    def __init__(self, step: Any, work: Callable[[], None]) -> None:
+        self._plans, self._work = step._meta.plans, work
+
+    def replay(self) -> None:
+        self._plans.clear()
+        self._work()
+
+
+@pytest.fixture(params=["host", "device", "captured"])
 def runner(request: Any, pair_of: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     ours = pair_of("llama").ours
     if request.param == "host":
@@ -42,6 +55,11 @@ def runner(request: Any, pair_of: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         device=torch.device("cpu"),
     )
     made.take_memory(600)
+    if request.param == "captured":
+        monkeypatch.setattr(graphs._Captured, "_record", lambda *of: _Graph(*of))
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+        made.capture(8, trees=False)
     return made
 
 
@@ -114,6 +132,8 @@ def test_greedy_steps_without_log_probs(runner: Any, driver: Any, request_of: An
         def batch(*args: Any, make: Any = batch_of, plain: bool = plain) -> Any:
             made = make(*args)
             made.want_logprobs = not plain
+            if plain:
+                made.prompt_logprobs, made.targets = [], []
             return made
 
         run.batch = batch
