@@ -49,7 +49,7 @@ def test_both_sides_compute_the_same_work_and_share_what_is_cached(bench):
     assert len(took[True]) == len(took[False]) == 2
     assert all(0 < one.step < one.run for side in took.values() for one in side)
     # 8192 + 8 · 2048 were computed once; each turn computes what is new of 64 prompts.
-    totals = [side.engine.totals for side in made.sides.values()]
+    totals = [side.engine.info() for side in made.sides.values()]
     hits = sum(one["cache_hit_tokens"] for one in totals)
     assert hits >= 4 * 64 * (8192 + 2048) // 8
     rows = {row["what"]: row for row in module.rows_of("x", module.WORK["two_levels"], took)}
