@@ -14,11 +14,11 @@ from ..program.instructions import ChoicesMethod
 from ..protocol.errors import ProgramError
 from ..protocol.meta import MetaInfo
 from ..protocol.sampling import SamplingParams
-from .cutting import Cutter
+from .cutting import LONG, Cutter
 from .fork_point import ForkPoint, Mark
 from .generation import Generation, Sample, all_of
 from .healing import TakenBack
-from .history import History, Item
+from .history import History, Item, Segment
 from .request import Handle, IntArray, joined
 from .scoring import score_choices
 from .template import TemplateSession
@@ -32,7 +32,6 @@ _REWRITES = (
     "the chat template changed the conversation before this message; what was cached of it"
     " cannot be used from there on"
 )
-_LONG_CHARACTERS = 50_000
 _MOST_POINTS = 8
 _NONE = np.empty(0, np.int32)
 
@@ -213,22 +212,19 @@ class EngineContext:
 
     # --- cutting text into tokens ---
 
-    async def tokens_with(self, extras: Sequence[str]) -> list[list[int]]:
-        """For each extra text: the tokens after the settled ones if it were the end of the text.
-
-        Long texts are cut in a thread, so that other programs go on meanwhile.
-        """
+    def cutter(self) -> Cutter:
+        """What cuts the text behind the settled tokens."""
         before = int(self._ids[-1]) if len(self._ids) else None
-        cutter = Cutter(self._executor.tokenizer, [*self._pending], before, self._prepend)
-        ends = [(extra, self._role is None) for extra in extras]
-        size = sum(len(item[0]) for item in self._pending if isinstance(item, tuple))
-        if size * len(extras) + sum(map(len, extras)) < _LONG_CHARACTERS:
-            return cutter.with_ends(ends)
-        return await asyncio.to_thread(cutter.with_ends, ends)
+        return Cutter(self._executor.tokenizer, [*self._pending], before, self._prepend)
+
+    async def tokens(self) -> list[int]:
+        """Those after the settled ones, as of now. A long text is cut in a thread."""
+        cutter = self.cutter()
+        return cutter.whole() if cutter.size < LONG else await asyncio.to_thread(cutter.whole)
 
     async def _prompt(self) -> IntArray:
         """All tokens as of now. A prompt of nothing starts with the model's first token."""
-        (tokens,) = await self.tokens_with([""])
+        tokens = await self.tokens()
         if not tokens and not len(self._ids):
             bos = self._executor.tokenizer.bos_id
             tokens = [] if bos is None else [bos]
@@ -361,7 +357,6 @@ class EngineContext:
         """The tokens that no later text can change."""
         return self._ids
 
-    def encode_alone(self, text: str) -> list[int]:
-        """Tokens of a text by itself, with nothing before it."""
-        segments = [(text, self._role is None)]
-        return self._executor.tokenizer.encode_segments(segments)
+    def segment(self, text: str) -> Segment:
+        """Text of the program as it would be appended."""
+        return text, self._role is None

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from .history import Item, Segment
 from .tokenizer import Tokenizer
 
 WORTH_SPLITTING = 256
 """Characters of text. A shorter one is cut anew for every end."""
+LONG = 50_000
+"""Characters that are cut in a thread, so that other programs go on meanwhile."""
+_A_TURN = 1_000_000
+"""Characters cut in a thread before it is seen whether anybody waits for it still."""
 _BETWEEN_WORDS = re.compile(r"(?<=[A-Za-z0-9]) (?=[A-Za-z])")
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(slots=True)
@@ -24,42 +33,17 @@ class Cutter:
     before: int | None
     start: bool
 
-    def with_ends(self, ends: Sequence[Segment]) -> list[list[int]]:
-        """For each end: the tokens of the items with it behind them. All of a text is looked at
-        for each, unless its first part cannot be cut in another way whatever comes after it."""
-        parts = self._split() if len(ends) > 2 else None
-        if parts is None:
-            return [self._cut([*self.items, end], self.before) for end in ends]
-        head, tail = parts
-        return [head + self._cut([*tail, end], head[-1]) for end in ends]
+    @property
+    def size(self) -> int:
+        """Characters of text."""
+        return _characters(self.items)
 
-    def _split(self) -> tuple[list[int], list[Item]] | None:
-        """Tokens that are the same whatever comes after the items, and the items behind them.
+    def whole(self) -> list[int]:
+        """Tokens of the items with nothing behind them."""
+        return self.cut(self.items, self.before)
 
-        They end with tokens that are given, or between two words: where no token of the vocabulary
-        holds the end of a word and the blank behind it, none is made of both. What a tokenizer does
-        beside that is seen by trying.
-        """
-        if sum(len(item[0]) for item in self.items if isinstance(item, tuple)) < WORTH_SPLITTING:
-            return None
-        for i in range(len(self.items) - 1, -1, -1):
-            item = self.items[i]
-            if not isinstance(item, tuple):
-                head, tail = self.items[: i + 1], self.items[i + 1 :]
-                return self._cut(head, self.before), tail
-            text, special = item
-            places = [m.start() for m in _BETWEEN_WORDS.finditer(text, max(len(text) - 400, 0))]
-            if not places or not self.tokenizer.words_are_apart:
-                continue
-            at = places[-1]
-            head = self._cut([*self.items[:i], (text[:at], special)], self.before)
-            tail = [(text[at:], special), *self.items[i + 1 :]]
-            if not head or head + self._cut(tail, head[-1]) != self._cut(self.items, self.before):
-                return None
-            return head, tail
-        return None
-
-    def _cut(self, items: Sequence[Item], before: int | None) -> list[int]:
+    def cut(self, items: Sequence[Item], before: int | None) -> list[int]:
+        """Tokens of other items, which go on from the token ``before``."""
         tokens: list[int] = []
         run: list[Segment] = []
         for item in items:
@@ -77,3 +61,96 @@ class Cutter:
             return []
         start = self.start and before is None
         return self.tokenizer.encode_segments(run, start=start, after=before)
+
+
+class Ends:
+    """The items of a cutter with other texts behind them. ``whole`` is what they are without.
+
+    All of a text is looked at for each end, unless with ``many`` its first part cannot be cut in
+    another way whatever comes after it.
+    """
+
+    def __init__(self, cutter: Cutter, whole: list[int], many: bool = True) -> None:
+        self._cutter = cutter
+        self._settled, self._tail = (_split(cutter, whole) if many else None) or (0, cutter.items)
+        self._rest = whole[self._settled :]
+        self._before = whole[self._settled - 1] if self._settled else cutter.before
+        self.size = _characters(self._tail)
+        """Characters that are cut for each end, beside its own."""
+
+    def cut(self, end: Segment) -> tuple[int, list[int]]:
+        """How many leading tokens of the whole stay with this end, and what comes behind those."""
+        tokens = self._cutter.cut([*self._tail, end], self._before)
+        same = _common(self._rest, tokens)
+        return self._settled + same, tokens[same:]
+
+
+async def ends_of(cutter: Cutter, whole: list[int], many: bool) -> Ends:
+    """Made in a thread where the text is long."""
+    if cutter.size < LONG:
+        return Ends(cutter, whole, many)
+    return await asyncio.to_thread(Ends, cutter, whole, many)
+
+
+def _characters(items: Sequence[Item]) -> int:
+    return sum(len(item[0]) for item in items if isinstance(item, tuple))
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    for position, (token, other) in enumerate(zip(a, b)):
+        if token != other:
+            return position
+    return min(len(a), len(b))
+
+
+def _split(cutter: Cutter, whole: list[int]) -> tuple[int, list[Item]] | None:
+    """How many tokens are the same whatever comes after the items, and the items behind them.
+
+    They end with tokens that are given, or between two words: where no token of the vocabulary
+    holds the end of a word and the blank behind it, none is made of both. What a tokenizer does
+    beside that is seen by trying.
+    """
+    items = cutter.items
+    if cutter.size < WORTH_SPLITTING:
+        return None
+    for i in range(len(items) - 1, -1, -1):
+        item = items[i]
+        if not isinstance(item, tuple):
+            if not len(item):
+                continue
+            tail = items[i + 1 :]
+            given = len(whole) - len(cutter.cut(tail, int(item[-1])))
+            return given, tail
+        text, special = item
+        places = [m.start() for m in _BETWEEN_WORDS.finditer(text, max(len(text) - 400, 0))]
+        if not places or not cutter.tokenizer.words_are_apart:
+            continue
+        at = places[-1]
+        head = cutter.cut([*items[:i], (text[:at], special)], cutter.before)
+        tail = [(text[at:], special), *items[i + 1 :]]
+        if not head or head + cutter.cut(tail, head[-1]) != whole:
+            return None
+        return len(head), tail
+    return None
+
+
+async def in_turns(
+    work: Callable[[T], R], things: Sequence[T], size: Callable[[T], int]
+) -> AsyncIterator[R]:
+    """``work`` of each thing, in order. ``size``: how many characters of text are cut for it. Many
+    are cut in a thread, some at a time, so that others go on and one who is cancelled stops."""
+    place = 0
+    while place < len(things):
+        begin, cost = place, 0
+        while place < len(things) and (place == begin or cost + size(things[place]) <= _A_TURN):
+            cost += size(things[place])
+            place += 1
+        turn = things[begin:place]
+        done = _each(work, turn) if cost < LONG else await asyncio.to_thread(_each, work, turn)
+        for result in done:
+            yield result
+
+
+def _each(work: Callable[[T], R], things: Sequence[T]) -> list[R]:
+    return [work(thing) for thing in things]

@@ -17,6 +17,7 @@ from ..program.choices import Decision, choose
 from ..program.instructions import ChoicesMethod
 from ..protocol.errors import BadInputError, ContextLengthError
 from ..protocol.meta import ChoiceScore, LogprobEntry, MetaInfo
+from .cutting import ends_of, in_turns
 from .explanation import explanation
 from .generation import all_of
 from .logprobs import token_text
@@ -70,14 +71,7 @@ async def score_choices(
     for number, choice in enumerate(choices):
         if not choice:
             raise BadInputError(f"choice {number} of select is empty", param="choices")
-    cut = await (_exact if boundary == "exact" else _plain)(context, tokenizer, choices)
-    for number, row in enumerate(cut.rows):
-        if len(cut.prefix) + len(row) > room:
-            raise ContextLengthError(
-                f"choice {number} ends after {len(cut.prefix) + len(row)} tokens;"
-                f" the context holds {room}",
-                param="choices",
-            )
+    cut = await (_exact if boundary == "exact" else _plain)(context, tokenizer, choices, room)
     trie = trie_of(cut.rows)
     scorings = [await context.scoring(cut.prefix, keep if len(cut.prefix) else None)]
     if method == "unconditional_likelihood_normalized":
@@ -106,33 +100,51 @@ async def score_choices(
     return Scored(decision.index, ids, len(cut.prefix), meta)
 
 
-async def _exact(context: EngineContext, tokenizer: Tokenizer, choices: Sequence[str]) -> Cut:
+async def _exact(
+    context: EngineContext, tokenizer: Tokenizer, choices: Sequence[str], room: int
+) -> Cut:
     """Prompt and choice tokenized together; scored from where the tokens of all part, which may
     be before the choice begins when it changes how the prompt's end is cut."""
-    bare, *tokens = await context.tokens_with(["", *choices])
-    shared = _common_prefix([bare, *tokens])
-    rows = [ids[shared:] for ids in tokens]
+    whole, cutter, many = await context.tokens(), context.cutter(), len(choices) > 1
+    before = len(context.settled())
+    ends = await ends_of(cutter, whole, many)
+    found: list[tuple[int, list[int]]] = []
+    async for kept, row in in_turns(
+        ends.cut,
+        [context.segment(choice) for choice in choices],
+        lambda end: ends.size + len(end[0]),
+    ):
+        _check_room(len(found), before + kept + len(row), room)
+        found.append((kept, row))
+    shared = min(kept for kept, _ in found)
+    rows = [whole[shared:kept] + row for kept, row in found]
     counts = [
         _holding(tokenizer, row, len(choice.encode("utf-8", "replace")))
         for choice, row in zip(choices, rows, strict=True)
     ]
-    return Cut(joined(context.settled(), bare[:shared]), rows, counts)
+    return Cut(joined(context.settled(), whole[:shared]), rows, counts)
 
 
-async def _plain(context: EngineContext, tokenizer: Tokenizer, choices: Sequence[str]) -> Cut:
+async def _plain(
+    context: EngineContext, tokenizer: Tokenizer, choices: Sequence[str], room: int
+) -> Cut:
     """Prompt and choice tokenized apart."""
-    del tokenizer
-    (bare,) = await context.tokens_with([""])
-    rows = [context.encode_alone(choice) for choice in choices]
-    return Cut(joined(context.settled(), bare), rows, [len(row) for row in rows])
+    prefix = joined(context.settled(), await context.tokens())
+    rows: list[list[int]] = []
+    async for row in in_turns(
+        lambda choice: tokenizer.encode_segments([context.segment(choice)]), choices, len
+    ):
+        _check_room(len(rows), len(prefix) + len(row), room)
+        rows.append(row)
+    return Cut(prefix, rows, [len(row) for row in rows])
 
 
-def _common_prefix(rows: Sequence[Sequence[int]]) -> int:
-    first, last = min(rows), max(rows)  # in the order of a dictionary: others are between
-    for position, token in enumerate(first):
-        if position == len(last) or last[position] != token:
-            return position
-    return len(first)
+def _check_room(number: int, size: int, room: int) -> None:
+    """At once: a prompt that is too long is not cut for every choice."""
+    if size > room:
+        raise ContextLengthError(
+            f"choice {number} ends after {size} tokens; the context holds {room}", param="choices"
+        )
 
 
 def _holding(tokenizer: Tokenizer, ids: Sequence[int], size: int) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -9,7 +12,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ramet.runtime.gateway.cutting import WORTH_SPLITTING, Cutter
+from ramet.runtime.gateway.cutting import WORTH_SPLITTING, Cutter, Ends, in_turns
 from ramet.runtime.gateway.tokenizer import Tokenizer
 from tokenizers import models, pre_tokenizers
 
@@ -44,10 +47,17 @@ def encoded_at_once(tokenizer: Tokenizer, items: list[Any], before: Any, start: 
     return tokens
 
 
+def with_ends(cutter: Cutter, ends: list[Any]) -> list[list[int]]:
+    """All tokens with each end."""
+    whole = cutter.whole()
+    cut = Ends(cutter, whole, len(ends) > 1)
+    return [whole[:kept] + row for kept, row in map(cut.cut, ends)]
+
+
 def check(
     tokenizer: Tokenizer, items: list[Any], ends: list[str], before: Any, special: bool
 ) -> None:
-    found = Cutter(tokenizer, items, before, True).with_ends([(end, special) for end in ends])
+    found = with_ends(Cutter(tokenizer, items, before, True), [(end, special) for end in ends])
     for end, got in zip(ends, found, strict=True):
         assert got == encoded_at_once(tokenizer, [*items, (end, special)], before, True), end
 
@@ -83,12 +93,12 @@ def test_a_long_text_is_not_cut_for_every_end(
     want = [encoded_at_once(byte_tokenizer, [(text + end, True)], None, True) for end in ends]
     sizes = counted(byte_tokenizer, monkeypatch)
     items = [(text, True)]
-    assert Cutter(byte_tokenizer, items, None, True).with_ends([(e, True) for e in ends]) == want
+    assert with_ends(Cutter(byte_tokenizer, items, None, True), [(e, True) for e in ends]) == want
     assert sum(sizes) < 5 * len(text)
     # Nor is it where it comes before tokens that were generated.
     sizes.clear()
     items = [(text, True), np.array([40, 41], np.int32), (" so", True)]
-    Cutter(byte_tokenizer, items, None, True).with_ends([(e, True) for e in ends])
+    with_ends(Cutter(byte_tokenizer, items, None, True), [(e, True) for e in ends])
     assert sum(sizes) < 2 * len(text)
     assert len(text) > WORTH_SPLITTING
 
@@ -107,7 +117,7 @@ def test_where_tokens_hold_several_words_all_is_cut_together(
     items = [("a ca" * 200 + "a c", True)]
     check(tokenizer, items, ["", "a b", "a", " b"], None, True)
     sizes = counted(tokenizer, monkeypatch)
-    Cutter(tokenizer, items, None, True).with_ends([("", True), ("b", True), ("a", True)])
+    with_ends(Cutter(tokenizer, items, None, True), [("b", True), ("a", True)])
     assert min(sizes) >= 803
 
 
@@ -115,7 +125,51 @@ def test_what_goes_on_from_tokens_gets_no_blank_of_its_own(
     trained: dict[str, tokenizers.Tokenizer],
 ) -> None:
     tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(trained["legacy"].to_str()))
-    (ids,) = Cutter(tokenizer, [("fox", True)], 30, True).with_ends([("", True)])
+    ids = Cutter(tokenizer, [("fox", True)], 30, True).whole()
     assert b"".join(map(tokenizer.token_bytes, ids)) == b"fox"
-    (ids,) = Cutter(tokenizer, [("fox", True)], None, True).with_ends([("", True)])
+    ids = Cutter(tokenizer, [("fox", True)], None, True).whole()
     assert b"".join(map(tokenizer.token_bytes, ids)) == b" fox"
+
+
+@settings(max_examples=100, deadline=None)
+@given(items=pieces, before=st.sampled_from([None, 30]), end=st.sampled_from(ENDS))
+def test_what_stays_is_all_that_stays(
+    tokenizer: Tokenizer, items: list[Any], before: Any, end: str
+) -> None:
+    cutter = Cutter(tokenizer, items, before, True)
+    whole = cutter.whole()
+    kept, row = Ends(cutter, whole).cut((end, False))
+    assert kept == len(whole) or not row or whole[kept] != row[0]
+
+
+def test_many_ends_of_a_long_text_take_the_room_of_the_ends(byte_tokenizer: Tokenizer) -> None:
+    cutter = Cutter(byte_tokenizer, [("x" * 20_000, True)], None, True)
+    whole = cutter.whole()
+    ends = Ends(cutter, whole)
+    tracemalloc.start()
+    try:
+        found = [ends.cut((f"{number}", True)) for number in range(50)]
+        assert tracemalloc.get_traced_memory()[0] < 100_000
+    finally:
+        tracemalloc.stop()
+    assert {kept for kept, _ in found} == {len(whole)}
+
+
+async def test_long_work_stops_with_who_waits_for_it() -> None:
+    done: list[int] = []
+
+    def work(number: int) -> int:
+        done.append(number)
+        time.sleep(0.01)
+        return number
+
+    async def all_of_it() -> list[int]:
+        return [one async for one in in_turns(work, range(1000), lambda _: 600_000)]
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(all_of_it(), 0.05)
+    reached = len(done)
+    await asyncio.sleep(0.05)
+    assert 0 < len(done) <= reached + 1
+    done.clear()
+    assert [one async for one in in_turns(work, range(5), lambda _: 300_000)] == [*range(5)]
