@@ -102,10 +102,7 @@ class Intake:
         """Raises `ProgramError` for what no program may hold: an unknown or ended stream, an op
         number used twice, roles inside roles, a join of a stream that is no child, too much."""
         totals = self._totals
-        if self._runs:
-            totals.count += 1
-        if totals.count > self._limits.instructions:
-            raise _refuse(instruction, f"more than {self._limits.instructions} instructions")
+        self._count(instruction)
         scope = self._scopes.get(instruction.stream)
         if scope is None:
             raise _refuse(instruction, self._no_stream(instruction.stream))
@@ -126,6 +123,7 @@ class Intake:
         much."""
         block, instruction = taken.block, taken.instruction
         assert block is not None
+        self._count(instruction)  # turns in which nothing is done would else be free
         block.turns += 1
         if isinstance(instruction, Repeat) and instruction.count is not None:
             number = Cell(instruction.count)
@@ -143,6 +141,12 @@ class Intake:
         assert instruction.until is not None
         inner = Intake(self._totals, block.scopes, block, block.level)
         return inner._resolve(instruction, instruction.until.value)
+
+    def _count(self, instruction: Instruction) -> None:
+        if self._runs:
+            self._totals.count += 1
+        if self._totals.count > self._limits.instructions:
+            raise _refuse(instruction, f"more than {self._limits.instructions} instructions")
 
     # --- instructions, one method each ---
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from ramet.runtime.program.events import Done, Value
+from ramet.runtime.program.events import Done, Entered, Value
 from ramet.runtime.program.instructions import (
     Arg,
     Bind,
@@ -14,6 +14,7 @@ from ramet.runtime.program.instructions import (
     Gen,
     Join,
     Ref,
+    Repeat,
     RoleBegin,
     RoleEnd,
     ScopeEnd,
@@ -236,6 +237,14 @@ async def test_limits_on_shape(runs, limits, instructions, complaint):
         interpreter.feed(instructions, True)
     await interpreter.run()
     assert complaint in events[-1].error.message
+
+
+async def test_turns_in_which_nothing_is_done_count(runs):
+    inner = Repeat(op=1, body=(), times=1000)
+    outer = Repeat(op=2, times=1000, body=(inner,), line="loop.py:7")
+    outcome = await runs.whole(outer, limits=Limits(instructions=5000))
+    assert "more than 5000 instructions" in outcome.failed()[0].error.message
+    assert sum(isinstance(event, Entered) for event in outcome.events) < 5001
 
 
 async def test_a_program_that_takes_too_long_is_aborted(runs):
