@@ -15,8 +15,6 @@ from .choices import METHODS, ChoicesMethod, token_length_normalized
 from .constraints import ValueType, constraint_of
 from .source import here
 
-ROLES = ("system", "user", "assistant")
-
 
 class Expression:
     """Anything but a string that can be appended to a state. ``+`` concatenates."""

@@ -8,11 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..protocol.trie import Trie
+from ..protocol.trie import MAX_NODES, Trie
 from .request import IntArray
-
-MAX_NODES = 1 << 16
-"""Of one message."""
 
 
 @dataclass(slots=True)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+MAX_NODES = 1 << 16
+"""Of one message."""
+
 
 class Trie(msgspec.Struct, frozen=True, kw_only=True):
     """Node i is the token ``tokens[i]`` after the path that ends with node ``parents[i]``, or after

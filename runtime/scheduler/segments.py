@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from .batch import IntArray, LongArray
 from .rows import Rows
@@ -215,14 +214,3 @@ class SegmentFinder:
             tails=tails,
             saved=saved,
         )
-
-
-def covered(plan: TreePlan, kv_lens: IntArray) -> npt.NDArray[np.int32]:
-    """[B, longest] how often each item's positions are read, for tests and checks: all ones up to
-    its length."""
-    times = np.zeros((len(kv_lens), int(kv_lens.max())), np.int32)
-    for s, (start, end) in enumerate(zip(plan.starts, plan.ends)):
-        times[plan.readers[plan.reader_starts[s] : plan.reader_starts[s + 1]], start:end] += 1
-    for item, (tail, length) in enumerate(zip(plan.tails, kv_lens)):
-        times[item, tail:length] += 1
-    return times

@@ -18,10 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..protocol.errors import BadInputError
-from ..protocol.trie import Trie
+from ..protocol.trie import MAX_NODES, Trie
 from .batch import IntArray, LongArray, TrieChunk
-
-MAX_NODES = 1 << 16
 
 
 @dataclass(slots=True)

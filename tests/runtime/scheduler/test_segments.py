@@ -7,9 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ramet.runtime.scheduler.rows import Rows
-from ramet.runtime.scheduler.segments import REFRESH, SegmentFinder, SharingCost, covered
+from ramet.runtime.scheduler.segments import REFRESH, SegmentFinder, SharingCost
+from ramet.runtime.scheduler.tree_plan import TreePlan
 
 CHEAP = SharingCost(reader=1, segment=0, step=1)
+
+
+def covered(plan: TreePlan, kv_lens: np.ndarray) -> np.ndarray:
+    """[B, longest] how often each item's positions are read: it should be once up to its
+    length."""
+    times = np.zeros((len(kv_lens), int(kv_lens.max())), np.int32)
+    for s, (start, end) in enumerate(zip(plan.starts, plan.ends)):
+        times[plan.readers[plan.reader_starts[s] : plan.reader_starts[s + 1]], start:end] += 1
+    for item, (tail, length) in enumerate(zip(plan.tails, kv_lens)):
+        times[item, tail:length] += 1
+    return times
 
 
 class Forest:

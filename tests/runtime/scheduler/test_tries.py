@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ramet.runtime.protocol import BadInputError, ContextLengthError
 from ramet.runtime.protocol.errors import QueueFullError
-from ramet.runtime.protocol.trie import Trie
+from ramet.runtime.protocol.trie import MAX_NODES, Trie
 from ramet.runtime.scheduler.classes import PriorityClass
-from ramet.runtime.scheduler.trie import MAX_NODES, trie_of
+from ramet.runtime.scheduler.trie import trie_of
 
 
 def tree(*paths):
