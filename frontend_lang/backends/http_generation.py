@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from typing import Any
 
 import msgspec
@@ -32,7 +33,7 @@ class HttpConnection:
         self.lost: ErrorInfo | None = None
         self.requests: dict[str, OnGenerated] = {}
         self._client = client
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[str, asyncio.Task[Generated | ErrorInfo]] = {}
 
     def send(self, message: Generate | AbortGenerate, /) -> None:
         if isinstance(message, AbortGenerate):
@@ -41,16 +42,21 @@ class HttpConnection:
             return
         task = asyncio.get_running_loop().create_task(self._run(message))
         self._tasks[message.rid] = task
-        task.add_done_callback(lambda _: self._tasks.pop(message.rid, None))
+        task.add_done_callback(functools.partial(self._ended, message.rid))
 
-    async def _run(self, message: Generate) -> None:
+    async def _run(self, message: Generate) -> Generated | ErrorInfo:
         try:
-            end = await (self._stream(message) if message.stream else self._whole(message))
-        except asyncio.CancelledError:
-            end = ErrorInfo.of(AbortedError("the request was aborted"))
+            return await (self._stream(message) if message.stream else self._whole(message))
         except Exception as error:
-            end = ErrorInfo.of(error)
-        tell = self.requests.pop(message.rid, None)
+            return ErrorInfo.of(error)
+
+    def _ended(self, rid: str, task: asyncio.Task[Generated | ErrorInfo]) -> None:
+        """Also of a task that was cancelled before its first step."""
+        if self._tasks.get(rid) is task:
+            del self._tasks[rid]
+        aborted = ErrorInfo.of(AbortedError("the request was aborted"))
+        end = aborted if task.cancelled() else task.result()
+        tell = self.requests.pop(rid, None)
         if tell is not None:
             tell(end)
 

@@ -260,7 +260,11 @@ class Service:
             client.tasks.pop(key, None)  # first, as the answer may be asked again at once
             self._clients.send(client, reply)
 
-        self._spawn(client, key, work())
+        def ended(task: asyncio.Task[None]) -> None:
+            if task.cancelled():  # before its first step, so that nothing in it could say so
+                self._clients.send(client, _aborted(message))
+
+        self._spawn(client, key, work()).add_done_callback(ended)
 
     async def _generated(self, client: Client, message: Generate) -> Generated | GenerateFailed:
         try:
@@ -271,7 +275,7 @@ class Service:
                 self.executor, message, number, lambda piece: self._clients.send(client, piece)
             )
         except asyncio.CancelledError:
-            error = ErrorInfo.of(AbortedError("the request was aborted"))
+            return _aborted(message)
         except Exception as failure:
             if not isinstance(failure, RametError):
                 log.exception("a request broke")
@@ -299,7 +303,9 @@ class Service:
 
         self._spawn(client, f"control {message.id}", work())
 
-    def _spawn(self, client: Client, key: str, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(
+        self, client: Client, key: str, work: Coroutine[Any, Any, None]
+    ) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         client.tasks[key] = task
 
@@ -308,6 +314,12 @@ class Service:
                 del client.tasks[key]
 
         task.add_done_callback(ended)
+        return task
+
+
+def _aborted(message: Generate) -> GenerateFailed:
+    error = ErrorInfo.of(AbortedError("the request was aborted"))
+    return GenerateFailed(rid=message.rid, error=error)
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[Any], data: msgspec.Raw) -> Any:

@@ -13,7 +13,9 @@ import msgspec
 import pytest
 import ramet as rt
 from ramet.backends import http_programs
+from ramet.backends.http_generation import HttpConnection
 from ramet.runtime.program.events import Value
+from ramet.runtime.protocol.messages import AbortGenerate, Generate
 from ramet.runtime.protocol.meta import ChoiceScore, MetaInfo
 
 
@@ -353,3 +355,16 @@ async def test_the_key_is_sent(new_site):
     assert await asyncio.to_thread(go) == "h"
     with pytest.raises(rt.BackendError, match="401"):
         await asyncio.to_thread(rt.RuntimeEndpoint, site.url)
+
+
+async def test_an_abort_before_anything_was_sent_reaches_the_caller():
+    told: list[Any] = []
+    connection = HttpConnection(None)  # nothing is asked of it
+    for _ in range(2):
+        connection.requests["mine"] = told.append
+        connection.send(Generate(rid="mine", prompt="ab", sampling={}))
+        connection.send(AbortGenerate(rid="mine"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert [error.kind for error in told] == ["aborted", "aborted"]
+    assert not connection.requests

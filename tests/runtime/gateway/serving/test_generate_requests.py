@@ -133,3 +133,15 @@ async def test_a_request_id_is_taken_once_at_a_time(world, client):
     world.engine.idle = False
     assert isinstance(await client.next(), Generated)
     assert isinstance(await ask(client, rid="a", prompt="b"), Generated)
+
+
+async def test_an_abort_that_comes_with_the_request_is_answered(world, client):
+    """Before the request has taken its first step."""
+    for number in range(20):
+        client.send(Generate(rid=f"r{number}", prompt="ab", sampling=SAMPLING))
+        client.send(AbortGenerate(rid=f"r{number}"))
+        reply = await client.next()
+        assert reply.rid == f"r{number}"
+        if isinstance(reply, GenerateFailed):
+            assert reply.error.kind == "aborted"
+    assert isinstance(await ask(client, prompt="a", rid="r0"), Generated)
