@@ -7,14 +7,13 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from ...protocol.errors import AbortedError
 from ...protocol.messages import Generate, Generated
 from ..generate import generate
-from ..generation import all_of
 from ..request import IntArray
 from ..stopper import Stopper
 from .errors import bad
 from .state import HttpState, Live, Running
+from .work import Work
 
 Pieces = list[tuple[int, Generated]]
 
@@ -58,22 +57,19 @@ class Run:
         self._explain = bool(explain)
         self._parts = {name: Part(name) for name in rids or ()}
         self._stoppers = [self._parts[name].stopper for name in rids or ()]
-        self._task: asyncio.Task[list[Generated]] | None = None
-        self._aborted = False
+        self._work: Work[Generated] = Work(rid)
         self._queue: deque[tuple[int, Generated]] = deque()
         self._news = asyncio.Event()
 
     def abort(self) -> None:
         """Whoever waits for it gets an `AbortedError`."""
-        self._aborted = True
-        if self._task is not None:
-            self._task.cancel()
+        self._work.abort()
 
     async def whole(self) -> list[Generated]:
         """One result a prompt. Raises `HttpError` and what the generations raise."""
         self._begin(stream=False)
         try:
-            return await self._result()
+            return await self._work.results()
         finally:
             await self._end()
 
@@ -89,16 +85,16 @@ class Run:
                     batch = list(self._queue)
                     self._queue.clear()
                     yield batch
-            await self._result()
+            await self._work.results()
         finally:
             await self._end()
 
     def _begin(self, stream: bool) -> asyncio.Task[list[Generated]]:
         self._enter()
         jobs = [self._one(number, stream) for number in range(len(self._prompts))]
-        self._task = asyncio.ensure_future(all_of(jobs))
-        self._task.add_done_callback(lambda _: self._news.set())
-        return self._task
+        task = self._work.begin(jobs)
+        task.add_done_callback(lambda _: self._news.set())
+        return task
 
     def _enter(self) -> None:
         entered: list[Running] = []
@@ -134,18 +130,7 @@ class Run:
         self._queue.append((number, piece))
         self._news.set()
 
-    async def _result(self) -> list[Generated]:
-        assert self._task is not None
-        try:
-            return await self._task
-        except asyncio.CancelledError:
-            if self._aborted:
-                raise AbortedError("the request was aborted") from None
-            raise
-
     async def _end(self) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await self._work.end()
         for one in [*self._parts.values()] or [self]:
             self._state.leave(one)

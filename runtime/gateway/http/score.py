@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...protocol.errors import AbortedError, ContextLengthError
+from ...protocol.errors import ContextLengthError
 from ..executor import EngineExecutor
-from ..generation import all_of
 from ..request import IntArray
 from ..token_trie import trie_of
 from ..trie_scoring import TrieScoring
@@ -23,6 +20,7 @@ from .prompts import ids_of_prompt
 from .reading import read_form
 from .shapes import new_id, usage_of
 from .state import HttpState, Live
+from .work import Work
 
 _MOST_ITEMS = 2048
 _NOT_THERE = (
@@ -142,32 +140,6 @@ def _labels(form: ScoreForm, live: Live, items: int) -> list[list[int]]:
     return rows or [shared] * items
 
 
-class _Scoring:
-    """What one HTTP request has set going; aborted by its id, it raises `AbortedError`."""
-
-    def __init__(self, rid: str) -> None:
-        self.rid = rid
-        self._task: asyncio.Task[list[dict[int, float]]] | None = None
-        self._aborted = False
-
-    def abort(self) -> None:
-        self._aborted = True
-        if self._task is not None:
-            self._task.cancel()
-
-    async def run(
-        self, jobs: Sequence[Coroutine[Any, Any, dict[int, float]]]
-    ) -> list[dict[int, float]]:
-        """Cancelled, it aborts what runs in the engine."""
-        self._task = asyncio.ensure_future(all_of(jobs))
-        try:
-            return await self._task
-        except asyncio.CancelledError:
-            if self._aborted:
-                raise AbortedError("the request was aborted") from None
-            raise
-
-
 async def _logprobs(
     state: HttpState,
     live: Live,
@@ -185,17 +157,18 @@ async def _logprobs(
                 f"{executor.context_length}, a label included",
                 param="query",
             )
-    scoring = _Scoring(rid)
-    state.enter(scoring)
+    work: Work[dict[int, float]] = Work(rid)
+    state.enter(work)
     try:
-        return await scoring.run(
+        work.begin(
             [
                 _after(executor, prompt, list(dict.fromkeys(row)), next(state.numbers), salt)
                 for prompt, row in zip(prompts, labels, strict=True)
             ]
         )
+        return await work.results()
     finally:
-        state.leave(scoring)
+        state.leave(work)
 
 
 async def _after(
