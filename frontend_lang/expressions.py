@@ -176,7 +176,8 @@ def gen(
     Raises `BadInputError` naming the parameter and the line, `GrammarError` for a bad constraint.
     """
     del return_text_in_logprobs
-    _check_name(name)
+    if name is not None:
+        check_name(name)
     if choices is not None and not constrained:
         if heal:
             raise BadInputError(
@@ -254,7 +255,8 @@ def select(
 
     Raises `BadInputError` (a ValueError) for no choices, a temperature, or an unknown method.
     """
-    _check_name(name)
+    if name is not None:
+        check_name(name)
     texts = _check_choices(choices)
     if temperature > 1e-5:
         raise BadInputError(
@@ -287,8 +289,9 @@ def check_sampling(sampling: dict[str, Any]) -> None:
         raise BadInputError(error.message, param=error.param, where=here() or None) from None
 
 
-def _check_name(name: object) -> None:
-    if name is not None and not isinstance(name, str):
+def check_name(name: object) -> None:
+    """Raises `BadInputError` for what no variable can be called."""
+    if not isinstance(name, str):
         raise BadInputError(
             f"a variable's name must be a string, not {name!r}", param="name", where=here() or None
         )

@@ -17,7 +17,7 @@ from ramet.runtime.protocol import (
 from . import streaming
 from .branch import Binding, Branch, Gathered, Given, Made
 from .conditions import Matches, case_texts, check_match, value_text
-from .expressions import Expression, checked
+from .expressions import Expression, check_name, checked
 from .forks import Forks
 from .recording import Recording, missing
 from .run import Run
@@ -55,8 +55,7 @@ class State:
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Set a variable. It may be any object; the runtime sees it as ``str(value)``."""
-        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise BadInputError(f"a variable's name must be a string, not {name!r}", where=here())
+        check_name(name)
         self._recording.set(self._branch, name, value)
 
     def fork(self, size: int = 1) -> Forks[State]:
@@ -84,6 +83,7 @@ class State:
 
     def var_scope(self, name: str) -> Scope:
         """``with s.var_scope("x")``: ``x`` is bound to the text produced inside."""
+        check_name(name)
         recording, branch = self._recording, self._branch
         return Scope(
             lambda: recording.scope_begin(branch, name), lambda: recording.scope_end(branch, name)
@@ -135,10 +135,18 @@ class State:
         that was there before means in the body what it does as each turn begins."""
         if isinstance(times, bool) or not isinstance(times, int) or not 1 <= times <= MOST_TURNS:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise BadInputError(
-                f"times must be a number from 1 to {MOST_TURNS}, not {times!r}",
+                f"times must be a whole number from 1 to {MOST_TURNS}, not {times!r}",
                 param="times",
                 where=here() or None,
             )
+        if until is not None and not callable(until):
+            raise BadInputError(
+                f"until must be a function of the state, such as lambda s: ..., not {until!r}",
+                param="until",
+                where=here() or None,
+            )
+        if count is not None:
+            check_name(count)
         over = None if until is None else lambda: until(self)
         self._recording.repeat(self._branch, self._arm(body), times, over, count)
 

@@ -15,6 +15,7 @@ from ramet.runtime.program.instructions import (
     Repeat,
     Switch,
 )
+from ramet.runtime.program.limits import Limits
 from ramet.runtime.protocol import ProgramError
 
 from .branch import Binding, Branch, Gathered, Given, Made
@@ -23,6 +24,8 @@ from .frames import Frame, has_text, head, left
 from .recording import Recording
 from .source import here
 from .symbols import Symbol, SymbolRef, argument, reference
+
+_MOST_BLOCKS = Limits().blocks
 
 
 class Tracing(Recording):
@@ -182,6 +185,10 @@ class Tracing(Recording):
         """Record what ``call`` does as a block of its own. ``count`` is the name of a loop's
         counter, '' without one, None for an arm."""
         self._check_open(branch, "")
+        if len(self.frames) >= _MOST_BLOCKS:
+            raise ProgramError(
+                f"arms and loops nest deeper than {_MOST_BLOCKS}", where=here() or None
+            )
         frame = Frame(branch, start, count is not None, before=branch.names)
         branch.names = dict(branch.names)
         role = branch.role

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from ramet.runtime.protocol import BackendError, BadInputError, ContextLengthError, RametError
+from ramet.runtime.protocol.codec import half_character
 
 if TYPE_CHECKING:
     import httpx
@@ -112,7 +113,10 @@ class OpenAIClient:
         client = self._http()
         for attempt in range(self._max_retries + 1):
             last = attempt == self._max_retries
-            request = client.build_request(method, url, json=body)
+            try:
+                request = client.build_request(method, url, json=body)
+            except UnicodeEncodeError as error:
+                raise half_character(error) from None
             try:
                 response = await client.send(request, stream=not whole)
             except httpx.TransportError as error:

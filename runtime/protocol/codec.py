@@ -48,11 +48,16 @@ def raw(value: Any) -> msgspec.Raw:
     return msgspec.Raw(_encoded(value))
 
 
+def half_character(error: UnicodeEncodeError) -> BadInputError:
+    """What is wrong with text that cannot be encoded."""
+    half = error.object[error.start : error.end]
+    return BadInputError(f"text holds half a character, {half!r}, which is no Unicode")
+
+
 def _encoded(value: Any) -> bytes:
     try:
         return _encoder.encode(value)
     except UnicodeEncodeError as error:
-        half = error.object[error.start : error.end]
-        raise BadInputError(f"text holds half a character, {half!r}, which is no Unicode") from None
+        raise half_character(error) from None
     except (OverflowError, TypeError, ValueError, RecursionError) as error:
         raise BadInputError(f"a value cannot be sent: {error}") from None

@@ -267,6 +267,15 @@ def test_a_loop_needs_a_condition_that_can_be_sent():
     assert "a truth test" in message
 
 
+def test_blocks_that_nest_too_deep_name_the_line():
+    def nested(depth):
+        return (lambda s: s.repeat(nested(depth - 1), 1)) if depth else rt.gen("x")
+
+    assert "nest deeper than 16" in compile_of(nested(17))
+    assert "nest deeper than 16" in compile_of(nested(500))
+    assert rt.function(lambda s: nested(16)(s)).compile().program.instructions
+
+
 def test_only_the_blocks_own_branch_grows_in_it():
     def body(s):
         other = s.fork(1)[0]
@@ -337,10 +346,12 @@ def test_a_program_of_its_own_cannot_be_called_in_a_block():
         (lambda s: s.switch("a", {"a": 3}), "cannot append a int"),
         (lambda s: s.switch("a", {1: "b", "1": "c"}), "case '1' is there twice"),
         (lambda s: s.switch("a", {"a": "b"}, match="regex"), "match must be one of strip"),
-        (lambda s: s.repeat("a", 0), "times must be a number from 1"),
-        (lambda s: s.repeat("a", True), "times must be a number from 1"),
-        (lambda s: s.repeat("a", 10**9), "times must be a number from 1"),
+        (lambda s: s.repeat("a", 0), "times must be a whole number from 1"),
+        (lambda s: s.repeat("a", True), "times must be a whole number from 1"),
+        (lambda s: s.repeat("a", 10**9), "times must be a whole number from 1"),
         (lambda s: s.repeat(lambda s: rt.gen("x"), 2), "must append it"),
+        (lambda s: s.repeat("a", 2, until=rt.matches("a", "b")), "until must be a function"),
+        (lambda s: s.repeat("a", 2, count=3), "name must be a string, not 3"),
         (lambda s: rt.matches("a"), "matches needs a text"),
     ],
 )

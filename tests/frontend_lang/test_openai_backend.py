@@ -432,6 +432,13 @@ def test_errors_name_url_and_status(server, backend):
         ask.run(backend=backend)["x"]
 
 
+def test_half_a_character_is_bad_input(server, backend):
+    program = rt.function(lambda s: s.__iadd__("a\ud83d" + rt.gen("x")))
+    with pytest.raises(rt.BadInputError, match="half a character"):
+        program.run(backend=backend)["x"]
+    assert not server.stub.requests
+
+
 def test_nobody_there_is_an_error(monkeypatch):
     monkeypatch.setattr(openai_http, "FIRST_WAIT_SECONDS", 0.01)
     backend = rt.OpenAI("m", "http://127.0.0.1:9/v1", max_retries=1)

@@ -154,6 +154,16 @@ def test_variables_that_python_sets(scripted):
     assert state.ret_value == "got text!text"
 
 
+@pytest.mark.parametrize("name", [3, None, ["x"]])
+def test_names_are_strings(scripted, name):
+    def program(s):
+        with s.var_scope(name):
+            s += "x"
+
+    with pytest.raises(rt.BadInputError, match=r"must be a string, not .*test_state\.py:"):
+        rt.function(program).run(backend=scripted({}))
+
+
 def test_var_scope_collects_what_is_inside(scripted):
     def body(s):
         s += "("
