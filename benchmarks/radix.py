@@ -209,8 +209,13 @@ def main() -> None:
     parser.add_argument("--save", metavar="FILE", help="keep the trace as .npz")
     options = parser.parse_args()
     if options.simulate:
+        if options.requests < 1 or options.slots < 0 or options.cache <= 0:
+            parser.error("--requests, --cache and --slots must be above 0")
         report = Report("radix-simulated")
-        simulate(report, options)
+        try:
+            simulate(report, options)
+        except (OSError, ValueError, MemoryError) as error:
+            parser.exit(1, f"{error}\n")
         report.write(options.out)
         report.write_table(options.out)
         return

@@ -6,6 +6,8 @@ requests that share a token share all its segment. Requests stand in the order o
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -94,12 +96,20 @@ class Trace:
 
     @staticmethod
     def load(path: str | Path) -> Trace:
-        """Raises `ValueError` for a file that is no trace."""
-        with np.load(path, allow_pickle=False) as data:
-            missing = [field.name for field in fields(Trace) if field.name not in data]
-            if missing:
-                raise ValueError(f"{path}: no column {', '.join(missing)}")
-            trace = Trace(**{field.name: data[field.name] for field in fields(Trace)})
+        """Raises `ValueError` for a file that is no trace, `OSError` where there is none."""
+        if not zipfile.is_zipfile(path):
+            with Path(path).open("rb"):  # says what else may be wrong
+                raise ValueError(f"{path} is no trace")
+        try:
+            with np.load(path, allow_pickle=False) as data:
+                missing = [field.name for field in fields(Trace) if field.name not in data]
+                if missing:
+                    raise ValueError(f"no column {', '.join(missing)}")
+                trace = Trace(**{field.name: data[field.name] for field in fields(Trace)})
+        except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise ValueError(f"{path}: {error}") from None
+        if not len(trace.program):
+            raise ValueError(f"{path} holds no requests")
         n, segments = len(trace.program), trace.segments
         columns = trace.arrival, trace.after, trace.think, trace.starts[1:]
         if any(len(column) != n for column in columns):

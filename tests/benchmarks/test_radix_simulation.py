@@ -221,3 +221,23 @@ def test_a_file_that_is_no_trace_is_refused(traces, tmp_path, wrong, said):
     np.savez(tmp_path / "wrong.npz", **columns)
     with pytest.raises(ValueError, match=said):
         traces.Trace.load(tmp_path / "wrong.npz")
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04junk", b"ramet-tr"])
+def test_any_other_file_is_refused_by_its_name(traces, tmp_path, content):
+    (tmp_path / "other").write_bytes(content)
+    with pytest.raises(ValueError, match="other is no trace"):
+        traces.Trace.load(tmp_path / "other")
+    with pytest.raises(IsADirectoryError):
+        traces.Trace.load(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        traces.Trace.load(tmp_path / "gone")
+
+
+def test_a_damaged_trace_is_refused_by_its_name(traces, tmp_path):
+    traces.few_shot(20, concurrent=2).save(tmp_path / "trace.npz")
+    data = bytearray((tmp_path / "trace.npz").read_bytes())
+    data[60:90] = bytes(30)
+    (tmp_path / "trace.npz").write_bytes(data)
+    with pytest.raises(ValueError, match=r"trace.npz: "):
+        traces.Trace.load(tmp_path / "trace.npz")

@@ -216,3 +216,22 @@ def test_a_frame_that_was_cut_short_is_left_out(tmp_path):
     path.write_bytes(path.read_bytes() + b"\xff\xff\xff\xff")
     with pytest.raises(ValueError, match="a frame of"):
         list(read_trace(path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["gone.trace"], 1, "No such file"),
+        (["empty.trace"], 1, "empty.trace holds no requests"),
+        (["all", "--requests", "0"], 2, "--requests"),
+    ],
+)
+def test_what_cannot_be_simulated_is_said_in_a_line(tmp_path, arguments, code, said):
+    make(tmp_path / "empty.trace", [])
+    variables = {key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"}
+    done = subprocess.run(
+        [sys.executable, str(RADIX), "--simulate", *arguments],
+        capture_output=True, text=True, timeout=60, env=variables, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == code
+    assert said in done.stderr and "Traceback" not in done.stderr

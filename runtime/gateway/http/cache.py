@@ -22,7 +22,7 @@ from .reading import convert, read_form
 from .state import HttpState
 
 _FIELDS = ("prompt", "other", "cache_salt", "model")
-_CURSOR = re.compile(r"\d{1,18}(\.\d{1,18})*")
+_CURSOR = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18})*")
 _MOST_CURSOR = 32 << 10
 USUAL_NODES = 100
 MOST_NODES = 1000
