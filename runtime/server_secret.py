@@ -44,10 +44,10 @@ def server_secret(folder: str | None, use: str) -> bytes:
 
 def cache_folder(folder: str) -> Path:
     """The folder itself, made where it is not there. Raises `BadInputError`."""
-    path = Path(folder).expanduser()
     try:
+        path = Path(folder).expanduser()
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, ValueError, RuntimeError) as error:  # no such home, or no path at all
         raise _refused(folder, error) from None
     return path
 
@@ -78,8 +78,8 @@ def _make(path: Path) -> None:
         Path(unfinished).unlink()
 
 
-def _refused(folder: str, error: OSError) -> BadInputError:
-    reason = error.strerror or str(error)
+def _refused(folder: str, error: Exception) -> BadInputError:
+    reason = getattr(error, "strerror", None) or str(error)
     return BadInputError(
         f"disk_cache_dir: {folder} cannot be used: {reason}", param="disk_cache_dir"
     )
