@@ -46,7 +46,7 @@ def test_what_cannot_be_used_is_said(tmp_path):
     with pytest.raises(BadInputError, match=r"disk_cache_dir: .*file cannot be used"):
         server_secret(str(tmp_path / "file"), "names")
     for folder in ("a\0b", "~no-such-user/cache"):
-        with pytest.raises(BadInputError, match="disk_cache_dir: .* cannot be used"):
+        with pytest.raises(BadInputError, match=r"disk_cache_dir: .* cannot be used"):
             server_secret(folder, "names")
     (tmp_path / SECRET_NAME).write_bytes(b"short")
     with pytest.raises(BadInputError, match="should hold 32 bytes, not 5"):
