@@ -162,7 +162,13 @@ def _sides(found: dict[str, Any], mine: str, theirs: str) -> Iterable[str]:
 def _quoted(text: str, tail: bool = False) -> str:
     if len(text) > _MOST_SHOWN:
         text = "…" + text[-_MOST_SHOWN:] if tail else text[:_MOST_SHOWN] + "…"
-    return json.dumps(text, ensure_ascii=False)
+    return _visible(text)
+
+
+def _visible(text: str) -> str:
+    """In quotes, and so that nothing in it changes how the rest of a line is shown."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in quoted)
 
 
 # --- programs -------------------------------------------------------------------------------------
@@ -188,7 +194,7 @@ def _described(finding: Finding) -> Iterable[str]:
     yield f"{where}{finding.kind} {finding.variable} stands before {before}"
     for run in finding.behind:
         place = f"  # {run.where}" if run.where else ""
-        yield f"  {run.tokens:>6}  {json.dumps(run.head, ensure_ascii=False)}{place}"
+        yield f"  {run.tokens:>6}  {_visible(run.head)}{place}"
     more = finding.shared + finding.gained
     many = f" ({finding.prompts} prompts begin so)" if finding.prompts > 1 else ""
     yield f"  runs share {finding.shared} tokens of text; with it behind, {more}{many}"
@@ -213,6 +219,8 @@ def _from_json(path: Path) -> tuple[Program, bool]:
         inner: Any = data
         if isinstance(data, dict):
             inner = cast("dict[str, Any]", data).get("program", data)
+        if isinstance(inner, dict) and "instructions" not in inner:
+            raise typer.BadParameter(f"{path} is no program: it has no instructions")
         return msgspec.convert(inner, Program), False
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise typer.BadParameter(f"{path} is no program: {error}") from None

@@ -85,6 +85,13 @@ def test_equal_prompts_and_one_that_goes_on(ramet, model):
     assert 'second  "d"' in out
 
 
+def test_nothing_in_a_text_changes_how_a_line_is_shown(ramet, model):
+    code, out, _ = ramet("a\u202e\x1b[31m\x9b1", "a\u202e\x1b[31m\x9b2", "--model", model)
+    assert code == 0
+    assert r"a\u202e\u001b[31m\u009b" in out
+    assert all(line.isprintable() for line in out.splitlines())
+
+
 def test_prompts_of_files_and_json(ramet, model, tmp_path):
     for name, text in (("a", "same é1"), ("b", "same é2")):
         (tmp_path / name).write_text(text, encoding="utf-8")
@@ -172,7 +179,9 @@ def test_a_program_in_its_json_form(ramet, model, tmp_path, wrapped):
     assert (found["variable"], found["gained"]) == ("{who}", len(RULES))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"instructions": 3}', "null"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"instructions": 3}', "null", '{"model_type": "llama"}']
+)
 def test_json_that_is_no_program_is_wrong_use(ramet, model, tmp_path, text):
     path = tmp_path / "program.json"
     path.write_text(text)
