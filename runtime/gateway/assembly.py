@@ -80,6 +80,7 @@ async def assemble(config: EngineConfig, engine_address: str, binds: list[str]) 
         version=version(),
         tokenizer_folder=folder,
         api_key=config.api_keys,
+        admin_key=config.admin_key,
         limits=limits,
     )
     return Gateway(service, addresses, folder, files.generation_config())

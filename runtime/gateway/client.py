@@ -22,6 +22,7 @@ class Client:
         self.welcomed = False
         self.origin = Origin()
         """Of all that it asks for."""
+        self.may_flush = False
         self.name = ""
         self.programs: dict[int, RunningProgram] = {}
         self.registered: dict[int, Program] = {}

@@ -76,13 +76,15 @@ class Service:
         version: str = "",
         tokenizer_folder: str | None = None,
         api_key: str | Iterable[str] | None = None,
+        admin_key: str | None = None,
         limits: ServiceLimits | None = None,
     ) -> None:
+        """Whoever holds ``admin_key`` needs no other; where it is given, only they may flush."""
         self.executor = executor
         self.model = model
         self.version = version
         self._tokenizer_folder = tokenizer_folder
-        self._keys = Keys(api_key)
+        self._keys, self._admin_key = Keys(api_key), Keys(admin_key)
         self._limits = limits or ServiceLimits()
         self._numbers = itertools.count(1)
         self._draining = False
@@ -138,8 +140,11 @@ class Service:
                 f"the client speaks protocol version {message.version},"
                 f" this server speaks version {PROTOCOL_VERSION}"
             )
+        given = (message.api_key or "").encode("utf-8", "replace")
+        admin = self._admin_key.owner(given)
+        client.may_flush = not self._admin_key or admin is not None
         if self._keys:
-            owner = self._keys.owner((message.api_key or "").encode("utf-8", "replace"))
+            owner = self._keys.owner(given) or admin
             if owner is None:
                 raise BackendError("the API key is missing or wrong")
             client.origin = origin.Origin(owner)
@@ -290,6 +295,8 @@ class Service:
         async def work() -> None:
             try:
                 if message.op == "flush_cache":
+                    if not client.may_flush:
+                        raise BackendError("flush_cache takes the admin key (--admin-key)")
                     data = await flush_cache(self.executor.engine)
                 elif message.op == "explain":
                     data = await explain_prompt(self, message)

@@ -384,14 +384,19 @@ class World:
         return self.executor.open(1, salt)
 
     async def serve(
-        self, *, api_key: str | None = None, limits: ServiceLimits | None = None
+        self,
+        *,
+        api_key: str | None = None,
+        admin_key: str | None = None,
+        limits: ServiceLimits | None = None,
     ) -> Service:
         await self.client_of_engine.start(5)
         limits = limits or ServiceLimits()
         socket = router(limits)
         socket.setsockopt(zmq.SNDHWM, 5)
         socket.bind(self.address)
-        service = Service(socket, self.executor, model="fake", api_key=api_key, limits=limits)
+        keys = {"api_key": api_key, "admin_key": admin_key}
+        service = Service(socket, self.executor, model="fake", limits=limits, **keys)
         self.services.append(service)
         return service
 

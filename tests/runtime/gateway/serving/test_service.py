@@ -354,6 +354,17 @@ async def test_server_info_and_flush(world):
     assert reply.error is None
 
 
+@pytest.mark.parametrize("api_key", ["secret", None])
+async def test_where_there_is_an_admin_key_nobody_else_may_flush(world, api_key):
+    await world.serve(api_key=api_key, admin_key="admin")
+    for key, error in ((api_key, "takes the admin key"), ("admin", None)):
+        client = await connect(world, api_key=key)
+        client.send(Control(id=1, op="flush_cache"))
+        reply = await client.next()
+        assert (reply.error is None) == (error is None), reply
+        assert error is None or error in reply.error.message
+
+
 async def test_closing_tells_running_programs(world):
     service = await world.serve()
     world.engine.idle = True
