@@ -63,6 +63,7 @@ class BlockFiles:
         self.disk_bytes = -(-self.file_bytes // _SECTOR) * _SECTOR
         """What a file takes of a disk."""
         self._stamp = stamp
+        self._passed_over = False
         self._writer = f"{os.getpid()}-{secrets.token_hex(4)}{_UNFINISHED}"
         """Nobody else's, also where others see a process of this number."""
         self._sealing = hashlib.blake2b(
@@ -154,7 +155,7 @@ class BlockFiles:
             except FileNotFoundError:  # another server removed it just now
                 continue
             except OSError as error:
-                log.warning("disk cache: %s: %s", entry.path, error.strerror)
+                self._pass_over(entry.path, error)
                 continue
             if file is not None:
                 found.append(file)
@@ -187,7 +188,13 @@ class BlockFiles:
                 try:
                     yield from os.scandir(folder.path)
                 except OSError as error:
-                    log.warning("disk cache: %s: %s", folder.path, error.strerror)
+                    self._pass_over(folder.path, error)
+
+    def _pass_over(self, path: str, error: OSError) -> None:
+        """There may be many: one is named."""
+        if not self._passed_over:
+            log.warning("disk cache: %s, and maybe others: %s", path, error.strerror)
+        self._passed_over = True
 
     def _seal(self, head: bytes, payload: memoryview) -> bytes:
         sealed = self._sealing.copy()
