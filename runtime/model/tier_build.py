@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 
@@ -25,6 +27,9 @@ DISK_GB = 32.0
 BUFFER_ROWS = 4 * MOST_WRITES
 """Blocks of host memory through which the disk is read and written, where no more was asked
 for."""
+
+
+LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def build_tiers(
@@ -66,10 +71,11 @@ def _host_rows(config: EngineConfig, size: int) -> int:
     if not asked:
         return 0
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if asked * GIB > memory:
+    allowed = min([memory, *_limits()])
+    if asked * GIB > allowed:
+        place = "this machine has" if allowed == memory else "this container may use"
         raise BadInputError(
-            f"host_cache_gb={asked:g}: this machine has {memory / GIB:.1f} GiB",
-            param="host_cache_gb",
+            f"host_cache_gb={asked:g}: {place} {allowed / GIB:.1f} GiB", param="host_cache_gb"
         )
     rows = int(asked * GIB) // size
     if not rows:
@@ -78,6 +84,13 @@ def _host_rows(config: EngineConfig, size: int) -> int:
             param="host_cache_gb",
         )
     return rows
+
+
+def _limits() -> Iterator[int]:
+    """Bytes beyond which a container is killed, which would be once the tier is full."""
+    for path in LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # no such file; no limit in it
+            yield int(Path(path).read_text())
 
 
 def _disk(config: EngineConfig, files: ModelFiles, kv: torch.Tensor) -> DiskTier:
