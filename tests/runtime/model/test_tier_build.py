@@ -20,7 +20,7 @@ def test_what_fits_is_taken(tmp_path, monkeypatch, limit):
 
 
 def test_more_than_a_container_may_use_is_refused(tmp_path, monkeypatch):
-    with pytest.raises(BadInputError, match="this container may use 0.5 GiB"):
+    with pytest.raises(BadInputError, match=r"this container may use 0\.5 GiB"):
         rows(tmp_path, monkeypatch, f"{1 << 29}\n", 1.0)
     with pytest.raises(BadInputError, match="this machine has"):
         rows(tmp_path, monkeypatch, "max\n", 60000.0)
