@@ -178,7 +178,8 @@ class DiskTier:
         self._removing.clear()
         faults = [fault for name in names if (fault := self._remove(name)) is not None]
         if faults:
-            raise OSError(f"{len(faults)} of {len(names)} files: {faults[0]}")
+            reason = faults[0].strerror  # the log says where
+            raise OSError(f"{len(faults)} of {len(names)} files: {reason}")
         return len(names)
 
     def close(self) -> None:

@@ -309,13 +309,12 @@ class Tiers:
         disk = self.disk
         if disk is None:
             return
-        folder = disk.files.folder
         if disk.busy:
-            raise BackendError(f"the disk does not answer: what is in {folder} stays there")
+            raise BackendError("the disk does not answer: what is in disk_cache_dir stays there")
         try:
             disk.clear()
         except OSError as error:
-            raise BackendError(f"not all could be removed from {folder}: {error}") from None
+            raise BackendError(f"disk_cache_dir: not all could be removed: {error}") from None
 
     def close(self) -> None:
         """Stop the threads and let go of host memory."""
