@@ -20,6 +20,7 @@ from .token_bytes import BYTE_CHARACTERS, bytes_of_tokens
 
 _WORD_AND_BLANK = re.compile(rb"[A-Za-z0-9] ")
 
+
 class Tokenizer:
     """A thin class over `tokenizers.Tokenizer`.
 
