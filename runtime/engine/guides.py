@@ -3,7 +3,6 @@ each output is in its own."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol
@@ -20,8 +19,6 @@ from ..scheduler.request import Request
 from ..scheduler.rows import Rows
 from .healing import Prefixes
 from .together import ANYTHING, Failures, Job, Together, own_error
-
-log = logging.getLogger(__name__)
 
 
 class Pending(Protocol):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from ramet.kernels.attention.decode import decode
+from ramet.kernels.attention.decode import FEW, decode
 from ramet.kernels.attention.extend import extend
 from ramet.kernels.attention.merge import merge
 from ramet.kernels.attention.meta import AttentionMeta
@@ -134,14 +134,18 @@ def test_decode_options(options, splits, device, close, poisoned):
     case.check(decode, close, poisoned, splits=splits, **options)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [0, 70])
-def test_decode_cut_at_fixed_lengths_gives_the_same_bits_in_any_batch(window, device):
-    items = [(1, 200), (1, 40), (1, 131)]
-    case = Case(items, 4, 2, 64, torch.float32, device)
+def test_decode_cut_at_fixed_lengths_gives_the_same_bits_in_any_batch(window, dtype, device):
+    # With two KV heads: together more pairs than `FEW`, alone fewer.
+    items = [(1, 200), (1, 40), (1, 131), *[(1, 90 + i) for i in range(6)]]
+    assert 2 < FEW < 2 * len(items)
+    case = Case(items, 4, 2, 64, dtype, device)
     case.meta.max_kv = 256
     whole = decode(case.q, case.k, case.v, case.meta, 0.125, window, split_tokens=64)
     want, _ = case.exact(0.125, window)
-    assert (whole.double().cpu() - want).norm() < 1e-5 * want.norm()
+    bound = 1e-5 if dtype == torch.float32 else 1e-2
+    assert (whole.double().cpu() - want).norm() < bound * want.norm()
     for i in range(3):
         meta = AttentionMeta(
             case.meta.table, case.meta.rows[i : i + 1], case.meta.q_start[:2],

@@ -74,3 +74,24 @@ def test_who_looks_too_late_does_not_wait_for_ever(pair, monkeypatch):
     late = SimpleNamespace(monotonic=lambda: next(clock))
     monkeypatch.setattr("ramet.runtime.engine.connections.time", late)
     assert steps(both.connections.receive(0.1)) == []
+
+
+def test_it_looks_awake_only_for_a_while_after_a_message(pair):
+    both = pair(10.0)
+    socket, waits = both.connections._socket, []
+
+    def poll(timeout: int) -> int:
+        waits.append(timeout)
+        return socket.poll(timeout)
+
+    both.connections._socket = SimpleNamespace(
+        poll=poll, recv_multipart=socket.recv_multipart, close=socket.close
+    )
+    assert steps(both.connections.receive(0.05)) == []
+    assert len(waits) == 1
+    assert waits[0] > 0
+    both.gateway.send(engine_codec.encode(Credit(steps=1)))
+    assert steps(both.connections.receive(5.0)) == [1]
+    waits.clear()
+    assert steps(both.connections.receive(0.05)) == []
+    assert waits[:3] == [0, 0, 0]

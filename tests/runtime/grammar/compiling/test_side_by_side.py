@@ -98,6 +98,8 @@ def test_one_that_fails_is_asked_again(small):
     together.accept([(guide, ord("[")) for guide in guides[::3] * 3])
     for guide in guides[::3]:
         guide.accept(ord("["), b"[")
+        guide.accept(ord('"'), b'"')  # which comes after that one alone
+        guide.accept(ord('"'), b'"')
         with pytest.raises(GrammarError, match="does not go on"):
             guide.accept(ord("]"), b"]")
 
@@ -143,10 +145,11 @@ def test_rows_that_fail_allow_anything_and_are_named(seconds, small):
 def test_what_is_quick_or_has_no_threads_stays_alone(threads, seconds, small):
     together = Watched(threads)
     together._seconds = seconds
-    guides = guides_of(small, 6)
-    masks = np.zeros((6, small.words), np.int32)
+    count = 2 * MANY_STEPS if threads == 1 else MANY_STEPS - 1
+    guides = guides_of(small, count)
+    masks = np.zeros((count, small.words), np.int32)
     together.fill(jobs_for(guides), masks)
-    together.accept([(guide, 1) for guide in guides])
+    together.accept([(guide, choices(row)[0]) for guide, row in zip(guides, masks)])
     assert (together.filled, together.accepted) == (0, 0)
 
 
