@@ -11,6 +11,7 @@ import msgspec
 from ...program.constraint import SHORT, check_one
 from ...protocol.errors import GrammarError
 from ...protocol.sampling import Constraint
+from .call_schema import call_schema
 from .errors import bad, cut
 from .tools.json_calls import JsonCallParser
 from .tools.llama3 import Llama3Parser
@@ -19,9 +20,6 @@ from .tools.offered import Offer
 
 _KINDS = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "ebnf"}
 _OBJECT = '{"type":"object"}'
-_VALUES = frozenset(("const", "enum", "default", "examples"))
-_OPENING = ("additionalProperties", "patternProperties", "unevaluatedProperties", "anyOf", "oneOf")
-_COMBINING = frozenset(("allOf", "not", "if", "dependentSchemas", "$dynamicRef"))
 _POLICIES = ("disable_any_whitespace", "whitespace", "disable_fallback")
 
 
@@ -123,62 +121,15 @@ def call_form(
         opening = parser.opening
     key = parser.arguments_key
     wanted = offer.wanted
-    forms = [_call_schema(tool, key, place, len(wanted)) for place, tool in enumerate(wanted)]
+    starts = [""] if len(wanted) == 1 else [f"/anyOf/{place}" for place in range(len(wanted))]
+    forms = [
+        call_schema(tool["function"], key, f"{start}/properties")
+        for tool, start in zip(wanted, starts)
+    ]
     schema = forms[0] if len(forms) == 1 else {"anyOf": forms}
     constraint = _checked(Constraint("json_schema", _json(schema)), "tools")
     assert constraint is not None
     return constraint, parser, opening
-
-
-def _call_schema(tool: Mapping[str, Any], key: str, place: int, count: int) -> dict[str, Any]:
-    function = tool["function"]
-    given = function.get("parameters") or {"type": "object", "properties": {}}
-    parameters = {name: value for name, value in given.items() if name not in ("$schema", "$id")}
-    if not _combines(parameters):
-        parameters = _closed(parameters)
-    start = f"/properties/{key}" if count == 1 else f"/anyOf/{place}/properties/{key}"
-    return {
-        "type": "object",
-        "properties": {"name": {"const": function["name"]}, key: _moved(parameters, start)},
-        "required": ["name", key],
-        "additionalProperties": False,
-    }
-
-
-def _closed(schema: Any) -> Any:
-    """The schema without properties that it does not name, where it does not say that there may be
-    others. What matches it matches the original too; small models make up arguments without end."""
-    if isinstance(schema, list):
-        return [_closed(item) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    found = {name: value if name in _VALUES else _closed(value) for name, value in schema.items()}
-    lists = schema.get("type") == "object" and isinstance(schema.get("properties"), Mapping)
-    if lists and not any(name in schema for name in _OPENING):
-        found["additionalProperties"] = False
-    return found
-
-
-def _combines(schema: Any) -> bool:
-    """Whether parts of it hold for the same object, so that none can be closed by itself."""
-    if isinstance(schema, list):
-        return any(map(_combines, schema))
-    if not isinstance(schema, Mapping):
-        return False
-    return any(name in _COMBINING or _combines(value) for name, value in schema.items())
-
-
-def _moved(schema: Any, start: str) -> Any:
-    """The schema with its local references right for its new place in a larger one."""
-    if isinstance(schema, list):
-        return [_moved(item, start) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    found = {name: _moved(value, start) for name, value in schema.items()}
-    reference = found.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
-        found["$ref"] = "#" + start + reference[1:]
-    return found
 
 
 def _json(value: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Literal
 import openai
 import pytest
 from pydantic import BaseModel
-from ramet.runtime.grammar import checks
+from ramet.runtime.grammar import checks, compile_spec
 from ramet.runtime.protocol.errors import GrammarError
 
 ASK = [{"role": "user", "content": "Who?"}]
@@ -211,6 +211,52 @@ class TestForcedCalls:
             assert found["properties"]["y"] == kept
             assert found["properties"]["x"]["additionalProperties"] is False
             assert found["default"] == SCHEMA
+
+    async def test_arguments_hold_what_the_tool_asks_for(self, site):
+        site.world.executor.context_length = 1 << 14
+        site.engine.says(*'{"name":"add","arguments":{}}')
+        digit = {"enum": [1, 2]}
+        b = {"type": "object", "properties": {"b": digit}, "required": ["b"]}
+        data = {"$ref": "#/x"}
+        for parameters, good, wrong in (
+            # A name that is asked for and not declared.
+            ({"properties": {"a": digit}, "required": ["a", "b"]}, ['{"a":1,"b":[]}'], ['{"a":1}']),
+            # Data that looks like a reference, and a property of that name.
+            ({"properties": {"a": {"const": data}}, "required": ["a"]}, ['{"a":{"$ref":"#/x"}}'],
+             ['{"a":{"$ref":"#/properties/arguments/x"}}']),
+            ({"properties": {"$ref": digit, "const": {"$ref": "#/properties/$ref"}},
+              "required": ["$ref", "const"]}, ['{"$ref":1,"const":2}'], ['{"$ref":1,"const":3}']),
+            # Anchors, and references by the schema's own URI.
+            ({"properties": {"a": {"$ref": "#one"}}, "required": ["a"],
+              "$defs": {"x/y": {"$anchor": "one", **digit}}}, ['{"a":1}'], ['{"a":3}']),
+            ({"$id": "https://x.y/z", "properties": {"a": {"$ref": "https://x.y/z#/$defs/d"}},
+              "required": ["a"], "$defs": {"d": digit}}, ['{"a":1}'], ['{"a":3}']),
+            # What stands beside other parts for the same object is not closed.
+            ({"properties": {"a": digit}, "required": ["a"], "anyOf": [b]}, ['{"a":1,"b":2}'],
+             ['{"a":1}']),
+            ({"$ref": "#/$defs/b", "properties": {"a": digit}, "required": ["a"],
+              "$defs": {"b": b}}, ['{"b":2,"a":1}'], ['{"a":1}']),
+            # An object, whatever else the schema takes or leaves out.
+            ({"type": ["object", "null"], "properties": {}}, ["{}"], ["null"]),
+            ({"anyOf": [b, {"type": "string"}]}, ['{"b":1}'], ['"x"']),
+        ):  # fmt: skip
+            for others in ([], [tool("other", properties={"a": {"$anchor": "one"}})]):
+                tools = [*others, tool("add", **parameters)]
+                await chat(site, tools=tools, tool_choice="required")
+                grammar = compile_spec("json_schema", asked_of(site).spec, site.world.tokenizer)
+
+                def takes(arguments, grammar=grammar):
+                    text = f'{{"name":"add","arguments":{arguments}}}'
+                    matcher = grammar.matcher()
+                    ids = site.world.tokenizer.encode(text)
+                    return all(map(matcher.accept, ids)) and matcher.can_end()
+
+                assert all(map(takes, good)), parameters
+                assert not any(map(takes, wrong)), parameters
+
+    async def test_arguments_that_are_no_object(self, site):
+        with pytest.raises(openai.BadRequestError, match="add must be an object, not string"):
+            await chat(site, tools=[tool("add", type="string")], tool_choice="required")
 
     @pytest.mark.parametrize(
         ("parser", "answer", "end"),
