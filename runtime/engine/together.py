@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -87,9 +88,14 @@ class Together:
             elif attempt(job, matcher.computes):
                 wanted.append((job, matcher))
         if wanted:
-            self._side.fill(masks, [(matcher, job.at) for job, matcher in wanted])
+            try:
+                self._side.fill(masks, [(matcher, job.at) for job, matcher in wanted])
+                done = True
+            except Exception as error:  # the fault of one at most: each by itself
+                own_error(error)
+                done = False
             for job, matcher in wanted:
-                attempt(job, matcher.filled)
+                attempt(job, matcher.filled if done else job.guide.fill)
         threads = min(self._threads, len(wanted)) or 1
         took = (time.perf_counter() - began) * threads / len(jobs)
         self._seconds += (took - self._seconds) / 8
@@ -107,7 +113,14 @@ class Together:
         ]
         if len(wanted) < MANY_STEPS:
             return
-        taken = self._side.accept([(matcher, token) for _, matcher, token in wanted])
+        try:
+            taken = self._side.accept([(matcher, token) for _, matcher, token in wanted])
+        except Exception as error:
+            own_error(error)
+            for _, matcher, _ in wanted:  # some may have gone on, who knows which
+                with contextlib.suppress(GrammarError):  # `Guide.accept` will meet it again
+                    matcher.begin_anew()
+            return
         for (guide, matcher, token), one in zip(wanted, taken):
             if one:
                 matcher.took(token)

@@ -110,7 +110,7 @@ class LLGuidanceMatcher:
     def filled(self, row: MaskRow) -> None:
         """The library has computed ``row``, or failed."""
         if self.inner.is_error():
-            self._begin_anew()
+            self.begin_anew()
             self._compute(row)
             check(self.inner)
         self._keep(row)
@@ -141,7 +141,7 @@ class LLGuidanceMatcher:
         """The tokenizer given to the library ends with a made-up end, cut off here."""
         mask = self.inner.compute_bitmask()
         if self.inner.is_error():
-            self._begin_anew()
+            self.begin_anew()
             mask = self.inner.compute_bitmask()
             check(self.inner)
         row[:] = np.frombuffer(mask, np.int32)[: len(row)]
@@ -158,7 +158,7 @@ class LLGuidanceMatcher:
             return False
         taken = self.inner.try_consume_tokens([token])
         if self.inner.is_error():
-            self._begin_anew()
+            self.begin_anew()
             taken = self.inner.try_consume_tokens([token])
             check(self.inner)
         if taken:
@@ -190,7 +190,7 @@ class LLGuidanceMatcher:
         if back:
             del self._tokens[-back:], self._places[-back:]
             if not self.inner.rollback(back) or self.inner.is_error():
-                self._begin_anew()
+                self.begin_anew()
 
     def can_end(self) -> bool:
         return self._ended or self.inner.is_accepting()
@@ -201,7 +201,7 @@ class LLGuidanceMatcher:
         if not self.inner.is_stopped():
             return False
         if self.inner.is_error():
-            self._begin_anew()
+            self.begin_anew()
         return self.inner.is_stopped() and self.inner.is_accepting()
 
     def forced_tokens(self, recent: Sequence[int]) -> list[int]:  # noqa: ARG002
@@ -209,7 +209,7 @@ class LLGuidanceMatcher:
             return []
         tokens = self.inner.compute_ff_tokens()
         if self.inner.is_error():
-            self._begin_anew()
+            self.begin_anew()
             tokens = self.inner.compute_ff_tokens()
             check(self.inner)
         for i, token in enumerate(tokens):
@@ -224,9 +224,9 @@ class LLGuidanceMatcher:
         twin._places = self._places.copy()
         return twin
 
-    def _begin_anew(self) -> None:
-        """After an error, which the library never leaves: the same tokens with a fresh lexer.
-        Raises `GrammarError` if that fails too."""
+    def begin_anew(self) -> None:
+        """After an error, which the library never leaves, or where it may have gone on by more than
+        was accepted: the same tokens with a fresh lexer. Raises `GrammarError` if that fails."""
         self._grammar.renew(self._lexer)
         self.inner, self._lexer = self._grammar.start()
         if self._tokens:

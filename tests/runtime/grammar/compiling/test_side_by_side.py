@@ -141,6 +141,44 @@ def test_rows_that_fail_allow_anything_and_are_named(seconds, small):
     assert together.fill([], masks) == []
 
 
+def test_what_the_library_refuses_to_do_at_once_each_does_alone(small):
+    """It raises for all of them where one is in use; some of them may have gone on by then."""
+
+    class HalfWay(Together):
+        def __init__(self) -> None:
+            super().__init__(2)
+            self._seconds = 1.0
+            side = self._side
+
+            def fill(masks, wanted):
+                side.fill(masks, wanted[::2])
+                raise RuntimeError("Already borrowed")
+
+            def accept(wanted):
+                side.accept(wanted[::2])
+                raise RuntimeError("Already borrowed")
+
+            self._side = SimpleNamespace(fill=fill, accept=accept)
+
+    together = HalfWay()
+    guides, twins = (guides_of(small, 2 * MANY_STEPS) for _ in range(2))
+    rng = random.Random(2)
+    for _ in range(4):
+        masks = np.full((len(guides), small.words), 7, np.int32)
+        assert together.fill(jobs_for(guides), masks) == []
+        want = np.full_like(masks, 9)
+        for twin, row in zip(twins, want):
+            twin.fill(row)
+        np.testing.assert_array_equal(masks, want)
+        tokens = [rng.choice(choices(row)) for row in masks]
+        together.accept(list(zip(guides, tokens)))
+        for mine, twin, token in zip(guides, twins, tokens):
+            mine.accept(token, small.tokens[token])
+            twin.accept(token, small.tokens[token])
+        alive = [i for i, guide in enumerate(guides) if not guide.done]
+        guides, twins = [guides[i] for i in alive], [twins[i] for i in alive]
+
+
 @pytest.mark.parametrize(("threads", "seconds"), [(1, 1.0), (3, 0.0)])
 def test_what_is_quick_or_has_no_threads_stays_alone(threads, seconds, small):
     together = Watched(threads)
