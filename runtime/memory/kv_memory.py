@@ -113,9 +113,16 @@ class KVMemory:
             return Divergence(index=0, reason="off")
         return divergence(self.tree, tokens, namespace)
 
-    def hold(self, tokens: TokenArray, namespace: bytes) -> Match:
-        """Find the longest cached prefix and lock it; give it up by `release`."""
-        match = self.tree.match(tokens if self.caching else tokens[:0], namespace)
+    def reach(
+        self, tokens: TokenArray, namespace: bytes, near: Node | None
+    ) -> tuple[Node | None, int]:
+        """`RadixTree.reach`: how many leading tokens are cached, and where they are."""
+        return self.tree.reach(tokens, namespace, near) if self.caching else (None, 0)
+
+    def hold(self, tokens: TokenArray, namespace: bytes, near: Node | None = None) -> Match:
+        """Find the longest cached prefix and lock it; give it up by `release`. ``near``: a node
+        that was found on its path before."""
+        match = self.tree.match(tokens if self.caching else tokens[:0], namespace, near)
         self.tree.lock(match.node)
         return match
 
@@ -138,15 +145,23 @@ class KVMemory:
         return slots
 
     def share(
-        self, node: Node, tokens: TokenArray, slots: SlotArray, shared: int, namespace: bytes
+        self,
+        node: Node,
+        tokens: TokenArray,
+        slots: SlotArray,
+        shared: int,
+        namespace: bytes,
+        *,
+        begins: bool = True,
     ) -> Match:
         """Put a computed prefix into the tree and hold it instead of ``node``.
 
-        The first ``shared`` slots are the tree's already, the rest private. The caller goes on with
-        the returned slots, which hold the same tokens. Without caching nothing happens."""
+        The first ``shared`` slots are the tree's already, the rest private; ``begins``: they lead
+        to ``node``. The caller goes on with the returned slots, which hold the same tokens. Without
+        caching nothing happens."""
         if not self.caching:
             return Match(node, slots)
-        match = self.tree.insert(tokens, slots, namespace)
+        match = self.tree.insert(tokens, slots, namespace, (node, shared) if begins else None)
         self._private -= len(tokens) - shared
         self.tree.lock(match.node)
         self.tree.unlock(node)

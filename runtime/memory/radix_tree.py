@@ -12,68 +12,18 @@ the idea). A path from the root of a namespace spells a prompt; namespaces share
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from .eviction import EvictionPolicy, LeastRecentlyUsed
 from .eviction_order import EvictionOrder
 from .page_pool import PagePool, SlotArray
+from .radix_node import Match, Node, TokenArray, common_prefix
 
-TokenArray = npt.NDArray[np.int32]
 _NO_SLOTS: SlotArray = np.empty(0, np.int32)
 _MANY_ROOTS = 1024
 
-
-class Node:
-    """One edge and the point it leads to. Only the tree changes it."""
-
-    __slots__ = (
-        "ahead", "awaited", "chain", "children", "due", "hits", "last_use", "lock", "parent",
-        "pins", "queued", "returns", "review", "serial", "since", "slots", "tokens",
-    )  # fmt: skip
-
-    def __init__(self, parent: Node | None, tokens: TokenArray, slots: SlotArray, serial: int):
-        self.parent = parent
-        self.tokens = tokens
-        self.slots = slots
-        self.chain: tuple[int, bytes] | None = None
-        """Tokens up to its end, and the name of their last whole block (of a root, its namespace),
-        once somebody asked."""
-        self.children: dict[int, Node] = {}
-        self.lock = 0
-        self.pins = 0
-        self.awaited = 0
-        self.due = 0
-        self.ahead = 0
-        self.hits = 0
-        self.returns = 0
-        self.last_use = 0
-        self.since = 0
-        self.queued: tuple[int, ...] | None = None
-        self.review: int | None = None
-        self.serial = serial
-
-
-@dataclass(slots=True)
-class Match:
-    """How far a prompt is cached: ``length`` tokens, their slots in order, the node they end at."""
-
-    node: Node
-    slots: SlotArray
-
-    @property
-    def length(self) -> int:
-        return len(self.slots)
-
-
-def common_prefix(a: TokenArray, b: TokenArray) -> int:
-    """How many leading tokens two prompts share."""
-    n = min(len(a), len(b))
-    differs = a[:n] != b[:n]
-    first = int(differs.argmax()) if n else 0
-    return first if n and differs[first] else n
+__all__ = ["Match", "Node", "RadixTree", "TokenArray", "common_prefix"]
 
 
 class RadixTree:
@@ -124,56 +74,83 @@ class RadixTree:
             node.chain = 0, namespace
         return node
 
-    def match(self, tokens: TokenArray, namespace: bytes = b"") -> Match:
-        """The longest cached prefix of ``tokens``. Splits an edge that it ends inside."""
+    def match(self, tokens: TokenArray, namespace: bytes = b"", near: Node | None = None) -> Match:
+        """The longest cached prefix of ``tokens``. Splits an edge that it ends inside. ``near``: a
+        node that was found on their path before; the search begins there, if it still can."""
         self._clock += 1
-        node, parts, _ = self._walk(self.root(namespace), tokens, hit=1)
+        begin, done = self._begin(namespace, near, len(tokens))
+        parts = begin.path_slots()
+        for node in begin.path():
+            self._used(node, hit=1)
+        node, more, _ = self._walk(begin, tokens, done, hit=1)
+        parts += more
         slots = np.concatenate(parts) if len(parts) > 1 else parts[0] if parts else _NO_SLOTS
         return Match(node, slots)
 
     def peek(self, tokens: TokenArray, namespace: bytes = b"") -> int:
         """How many leading tokens are cached; changes nothing."""
-        node = self._roots.get(namespace)
-        done = 0
-        while node is not None and done < len(tokens):
-            child = node.children.get(int(tokens[done]))
+        return self.reach(tokens, namespace)[1]
+
+    def reach(
+        self, tokens: TokenArray, namespace: bytes = b"", near: Node | None = None
+    ) -> tuple[Node | None, int]:
+        """How many leading tokens are cached, and the last node that holds nothing else; changes
+        nothing. ``near``: as in `match`."""
+        if namespace not in self._roots:
+            return None, 0
+        size = len(tokens)
+        node, done = self._begin(namespace, near, size)
+        if done == size:
+            return node, done
+        data, first = _spelled(tokens)
+        while done < size:
+            child = node.children.get(first[done])
             if child is None:
                 break
-            same = common_prefix(child.tokens, tokens[done:])
-            done += same
-            if same < len(child.tokens):
+            if not data.startswith(child.data, 4 * done):
+                done += common_prefix(child.tokens, tokens[done:])
                 break
+            done += len(child.slots)
             node = child
-        return done
+        return node, done
 
-    def at(self, tokens: TokenArray, namespace: bytes = b"") -> Node:
+    def at(self, tokens: TokenArray, namespace: bytes = b"", near: Node | None = None) -> Node:
         """The node that the longest cached prefix of ``tokens`` ends at; an edge that it ends
-        inside is split. That is no use of it."""
-        return self._walk(self.root(namespace), tokens, hit=None)[0]
+        inside is split. That is no use of it. ``near``: as in `match`."""
+        node, done = self._begin(namespace, near, len(tokens))
+        return self._walk(node, tokens, done, hit=None)[0]
 
-    def insert(self, tokens: TokenArray, slots: SlotArray, namespace: bytes = b"") -> Match:
+    def insert(
+        self,
+        tokens: TokenArray,
+        slots: SlotArray,
+        namespace: bytes = b"",
+        held: tuple[Node, int] | None = None,
+    ) -> Match:
         """Put a computed prefix in, with the slots of its KV; returns its canonical slots and last
         node.
 
         Where the tree already has a token, its own slot is canonical and the caller's (if another)
         is freed here, so the caller must replace its slots by the returned ones. The rest becomes
-        the tree's."""
+        the tree's. ``held``: a node on the path that the caller locks, and how many tokens lead to
+        it; their slots are the tree's."""
         assert len(tokens) == len(slots)
         self._clock += 1
-        node, parts, done = self._walk(self.root(namespace), tokens, hit=0)
-        if done:
-            held = np.concatenate(parts) if len(parts) > 1 else parts[0]
-            mine = slots[:done]
-            duplicates = mine[mine != held]
-            self._pool.free(duplicates)
-            if done == len(tokens):
-                return Match(node, held)
-            canonical = np.concatenate((held, slots[done:]))
+        start, begin = held or (self.root(namespace), 0)
+        for node in start.path():
+            self._used(node, hit=0)
+        node, parts, done = self._walk(start, tokens, begin, hit=0)
+        if done > begin:
+            canonical = np.concatenate((slots[:begin], *parts, slots[done:]))
+            mine = slots[begin:done]
+            self._pool.free(mine[mine != canonical[begin:done]])
         else:
             canonical = slots.copy()
+        if done == len(tokens):
+            return Match(node, canonical)
         rest = canonical[done:].copy()
         self._pool.to_tree(rest)
-        leaf = self._node(node, tokens[done:].copy(), rest)
+        leaf = self._node(node, tokens[done:], rest)
         node.children[int(tokens[done])] = leaf
         self._evictable += len(rest)
         self._offer(leaf)
@@ -310,27 +287,45 @@ class RadixTree:
         node.last_use = node.since = self._clock
         return node
 
+    def _begin(self, namespace: bytes, near: Node | None, size: int) -> tuple[Node, int]:
+        """Where to begin to look for ``size`` tokens, and how many of them lead there."""
+        if near is None or near.parent is None:  # a root, or evicted
+            return self.root(namespace), 0
+        done = near.depth()
+        while done > size:
+            done -= len(near.slots)
+            assert near.parent is not None
+            near = near.parent
+        return near, done
+
     def _walk(
-        self, node: Node, tokens: TokenArray, *, hit: int | None
+        self, node: Node, tokens: TokenArray, done: int, *, hit: int | None
     ) -> tuple[Node, list[SlotArray], int]:
+        """On from ``node``, to which the first ``done`` tokens lead."""
         parts: list[SlotArray] = []
-        done = 0
-        while done < len(tokens):
-            child = node.children.get(int(tokens[done]))
+        size = len(tokens)
+        if done == size:
+            return node, parts, done
+        data, first = _spelled(tokens)
+        while done < size:
+            child = node.children.get(first[done])
             if child is None:
                 break
-            same = common_prefix(child.tokens, tokens[done:])
-            if same < len(child.tokens):
-                child = self._split(child, same)
+            if not data.startswith(child.data, 4 * done):
+                child = self._split(child, common_prefix(child.tokens, tokens[done:]))
             if hit is not None:
-                if hit and not child.awaited:  # else that was told when the request came
-                    self._came_for(child)
-                child.last_use = child.since = self._clock
-                child.hits += hit
+                self._used(child, hit)
             parts.append(child.slots)
-            done += same
+            done += len(child.slots)
             node = child
         return node, parts, done
+
+    def _used(self, node: Node, hit: int) -> None:
+        """A request has it inserted, or with ``hit`` found."""
+        if hit and not node.awaited:  # else that was told when the request came
+            self._came_for(node)
+        node.last_use = node.since = self._clock
+        node.hits += hit
 
     def _split(self, node: Node, at: int) -> Node:
         """Cut an edge in two; returns the new upper node. Locks and pins of the lower cover
@@ -343,7 +338,7 @@ class RadixTree:
         upper.hits, upper.last_use, upper.due = node.hits, node.last_use, node.due
         upper.ahead, upper.returns, upper.since = node.ahead, node.returns, node.since
         parent.children[int(node.tokens[0])] = upper
-        node.tokens, node.slots = node.tokens[at:], node.slots[at:]
+        node.spell(node.tokens[at:], node.slots[at:])
         node.parent = upper
         upper.children[int(node.tokens[0])] = node
         return upper
@@ -361,7 +356,7 @@ class RadixTree:
     def _trim(self, node: Node, left: int) -> int:
         """Evict the end of a leaf. It stays the same node, and what is wished of it stands."""
         gone = node.slots[left:]
-        node.tokens, node.slots = node.tokens[:left].copy(), node.slots[:left].copy()
+        node.spell(node.tokens[:left], node.slots[:left].copy())
         node.chain = None
         self._pool.free(gone)
         self._evictable -= len(gone)
@@ -385,3 +380,9 @@ class RadixTree:
         node.pins = node.awaited = 0
         self._offer(parent)
         return len(node.slots)
+
+
+def _spelled(tokens: TokenArray) -> tuple[bytes, memoryview]:
+    """Tokens as bytes, which are compared at once, and one by one."""
+    data = np.asarray(tokens, np.int32).tobytes()
+    return data, memoryview(data).cast("i")

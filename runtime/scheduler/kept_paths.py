@@ -35,7 +35,9 @@ def keep_long_paths(memory: KVMemory, rows: Rows, row: int, private: IntArray) -
         path = trie.path(tip)
         places = np.concatenate((np.arange(prompt), prompt + path))
         known = prompt + int(taken[path].sum())
-        match = memory.share(at, tokens[places], slots[places], known, request.namespace)
+        match = memory.share(
+            at, tokens[places], slots[places], known, request.namespace, begins=False
+        )
         slots[places] = match.slots
         taken[path] = True
         at = match.node

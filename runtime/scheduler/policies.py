@@ -8,6 +8,7 @@ from typing import Protocol
 
 from ..memory.kv_memory import KVMemory
 from .request import Request
+from .waiting import cached
 
 MATCHED_AT_MOST = 256
 """A policy that looks at the tree does so for this many of the oldest requests."""
@@ -35,7 +36,7 @@ class LongestPrefixMatch:
 
     def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
         head, tail = waiting[:MATCHED_AT_MOST], waiting[MATCHED_AT_MOST:]
-        return [*sorted(head, key=lambda r: -memory.peek(r.tokens, r.namespace)), *tail]
+        return [*sorted(head, key=lambda r: -cached(r, memory)), *tail]
 
 
 class DepthFirst:

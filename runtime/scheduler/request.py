@@ -51,6 +51,8 @@ class Request:
     """The tree node it holds while it runs."""
     wish: Node | None = None
     """The one it wishes to stay while it waits."""
+    near: Node | None = None
+    """The last that was found to lead to its tokens, from which on more is looked for."""
     cached_tokens: int = -1
     """Of its prompt, found in the tree at first admission."""
     forced_tokens: int = 0

@@ -24,7 +24,7 @@ from .request import Request
 from .rows import DECODE, PREFILL, Rows
 from .segments import SegmentFinder, SharingCost
 from .siblings import Siblings
-from .waiting import Waiting, check_fits, check_queue, classify, memory_full
+from .waiting import Waiting, cached, check_fits, check_queue, classify, memory_full
 
 SCRATCH = 0
 """A slot of the pool's first page, which nobody is given: what is written there is never read."""
@@ -264,7 +264,7 @@ class Scheduler:
         reusable = request.tokens[: request.reusable]
         new = request.sampling.max_new_tokens - len(request.output)
         # A look first: one that does not fit must not pass for a use of what it would share.
-        need = request.target - memory.peek(reusable, request.namespace)
+        need = request.target - cached(request, memory, request.reusable)
         if not self._admission.fits(memory.tree.num_locked, need, new):
             return False
         if self.loading.takes(request):
@@ -272,7 +272,7 @@ class Scheduler:
         if request.explain and request.cached_tokens < 0:
             prompt = request.tokens[: request.prompt_len]
             request.divergence = memory.explain(prompt, request.namespace)
-        match = memory.hold(reusable, request.namespace)
+        match = memory.hold(reusable, request.namespace, request.near)
         need = request.target - match.length
         slots = None
         if self._admission.fits(memory.tree.num_locked, need, new):

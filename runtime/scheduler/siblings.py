@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..memory.kv_memory import KVMemory, common_prefix
 from .request import Request
 from .rows import Rows
+from .waiting import cached
 
 WORTH_WAITING = 16
 """Tokens. A shorter shared prefix is computed again rather than waited for."""
@@ -51,6 +52,6 @@ class Siblings:
             useful = min(common, request.reusable, int(rows.target[owner.row]))
             if useful - int(rows.computed[owner.row]) < WORTH_WAITING:
                 continue
-            if useful - self._memory.peek(request.tokens, request.namespace) >= WORTH_WAITING:
+            if useful - cached(request, self._memory) >= WORTH_WAITING:
                 return True
         return False

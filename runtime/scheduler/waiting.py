@@ -60,11 +60,19 @@ class Waiting(list[Request]):
             del self._levels[request.level]
         if self._tree is not None and sign > 0:
             prompt = request.tokens[: request.reusable]
-            request.wish = self._tree.at(prompt, request.namespace)
+            request.wish = self._tree.at(prompt, request.namespace, request.near)
+            request.near = request.wish
             self._tree.pin(request.wish, awaited=True)
         elif self._tree is not None and request.wish is not None:
             self._tree.unpin(request.wish, awaited=True)
             request.wish = None
+
+
+def cached(request: Request, memory: KVMemory, most: int | None = None) -> int:
+    """How many of its leading tokens (of ``most``, if not of all) are cached."""
+    tokens = request.tokens if most is None else request.tokens[:most]
+    request.near, length = memory.reach(tokens, request.namespace, request.near)
+    return length
 
 
 def check_fits(request: Request, context_length: int, total: int) -> None:
