@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 from .schema_document import Document, Node, pointer
 from .schema_negation import TYPES
 
 _DEPTH = 6
+SIZES = {
+    "number": ("minimum", "maximum"),
+    "string": ("minLength", "maxLength"),
+    "array": ("minItems", "maxItems"),
+}
 
 
 def exclude(document: Document, a: Node, b: Node, depth: int = 0) -> bool:
@@ -15,14 +21,82 @@ def exclude(document: Document, a: Node, b: Node, depth: int = 0) -> bool:
     first, second = _parts(document, a), _parts(document, b)
     if not document.afford(len(first) * len(second)):
         return False
-    if not _kinds(first) & _kinds(second):
-        return True
     values, others = _values(first), _values(second)
     if values is not None and others is not None:
         return not any(same(x, y) for x in values for y in others)
-    if depth >= _DEPTH or _kinds(first) & _kinds(second) != {"object"}:
-        return False
-    return _members_exclude(document, first, second, depth)
+    for kind in _kinds(first) & _kinds(second):
+        if kind in SIZES:
+            apart = _bounds(first, kind).apart(_bounds(second, kind))
+        else:
+            apart = kind == "object" and depth < _DEPTH
+            apart = apart and _members_exclude(document, first, second, depth)
+        if not apart:
+            return False
+    return True
+
+
+def integers_only(document: Document, node: Node) -> bool:
+    """Whether no number with a fraction can match."""
+    parts = _parts(document, node)
+    for part in parts:
+        if isinstance(part.schema, bool):
+            if not part.schema:
+                return True
+            continue
+        types = part.schema.get("type", "number")
+        if "number" not in ([types] if isinstance(types, str) else types):
+            return True
+    values = _values(parts)
+    return values is not None and not any(
+        isinstance(value, float) and not value.is_integer() for value in values
+    )
+
+
+class _Bounds(NamedTuple):
+    """Of numbers, or of lengths."""
+
+    low: float = -math.inf
+    open_low: bool = False
+    high: float = math.inf
+    open_high: bool = False
+
+    def apart(self, other: _Bounds) -> bool:
+        """Whether nothing is within both."""
+        return self._below(other) or other._below(self)
+
+    def _below(self, other: _Bounds) -> bool:
+        touches_not = self.open_high or other.open_low
+        return self.high < other.low or (self.high == other.low and touches_not)
+
+
+def _bounds(parts: list[Node], kind: str) -> _Bounds:
+    """Of all values of a kind that can match the parts, as far as one keyword of them says it."""
+    least, most = SIZES[kind]
+    lows, highs = [(-math.inf, False)], [(math.inf, False)]
+    for part in parts:
+        if not isinstance(part.schema, dict):
+            continue
+        for found, keyword, is_open in (
+            (lows, least, False),
+            (highs, most, False),
+            (lows, "exclusiveMinimum", True),
+            (highs, "exclusiveMaximum", True),
+        ):
+            bound = part.schema.get(keyword)
+            if is_open and (kind != "number" or isinstance(bound, bool)):
+                continue  # a flag of older drafts only narrows the other bound
+            if isinstance(bound, (int, float)):
+                found.append((bound, is_open))
+    values = _values(parts)
+    if values is not None:
+        sizes = [value if kind == "number" else len(value) for value in values
+                 if _kind(value) == kind]  # fmt: skip
+        if sizes:
+            lows.append((min(sizes), False))
+            highs.append((max(sizes), False))
+    low, open_low = max(lows)
+    high, open_high = min(highs, key=lambda bound: (bound[0], not bound[1]))
+    return _Bounds(low, open_low, high, open_high)
 
 
 def _members_exclude(document: Document, first: list[Node], second: list[Node], depth: int) -> bool:

@@ -17,7 +17,7 @@ from .checks_schema import (
     parse_schema,
 )
 from .schema_document import Document, Node, Schema, pointer
-from .schema_exclusion import exclude, same
+from .schema_exclusion import exclude, integers_only, same
 from .schema_formats import PATTERNS
 from .schema_negation import negate
 from .schema_numbers import lower_numbers
@@ -182,7 +182,8 @@ def _lower_one_of(document: Document, node: Node, schema: dict[str, Any]) -> Non
         isinstance(option, dict) and set(option) <= _SHORT for option in options
     ):
         return
-    none_of = [negate(document, option) for option in nodes]
+    whole = all(integers_only(document, option) for option in nodes)
+    none_of = [negate(document, option, whole=whole) for option in nodes]
     if any(opposite is None for opposite in none_of):
         return
     del schema["oneOf"]

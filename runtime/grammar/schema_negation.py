@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .schema_document import Document, Node, Schema, pointer
@@ -20,9 +21,9 @@ _MOST_TEXT = 500
 _ANY = "[\\s\\S]"
 
 
-def negate(document: Document, node: Node, depth: int = 0) -> Schema | None:
+def negate(document: Document, node: Node, depth: int = 0, *, whole: bool = False) -> Schema | None:
     """A schema that just what this one refuses matches; None if it cannot be said,
-    or not in short."""
+    or not in short. ``whole``: of numbers it need be right for integers only."""
     schema = node.schema
     if isinstance(schema, bool):
         return not schema
@@ -32,7 +33,7 @@ def negate(document: Document, node: Node, depth: int = 0) -> Schema | None:
     for keyword, value in schema.items():
         if keyword in ANNOTATIONS:
             continue
-        option = _keyword(document, node, keyword, value, depth + 1)
+        option = _keyword(document, node, keyword, value, depth + 1, whole)
         if option is None:
             return None
         if option is True:
@@ -44,12 +45,14 @@ def negate(document: Document, node: Node, depth: int = 0) -> Schema | None:
     return options[0] if len(options) == 1 else {"anyOf": options}
 
 
-def _keyword(document: Document, node: Node, keyword: str, value: Any, depth: int) -> Schema | None:
+def _keyword(
+    document: Document, node: Node, keyword: str, value: Any, depth: int, whole: bool
+) -> Schema | None:
     if keyword in _BOUNDS:
         return _BOUNDS[keyword](value) if not isinstance(value, bool) else None
     match keyword:
         case "type":
-            return _other_types([value] if isinstance(value, str) else value)
+            return _other_types([value] if isinstance(value, str) else value, whole)
         case "enum":
             return _other_values(value)
         case "const":
@@ -63,16 +66,16 @@ def _keyword(document: Document, node: Node, keyword: str, value: Any, depth: in
             return value
         case "$ref":
             target = document.target(node)
-            return None if target is None else negate(document, target, depth)
+            return None if target is None else negate(document, target, depth, whole=whole)
         case "allOf" | "anyOf":
-            return _all(document, node, keyword, value, depth)
+            return _all(document, node, keyword, value, depth, whole)
         case "properties":
             return _properties(document, node, value, depth)
     return None
 
 
 def _all(
-    document: Document, node: Node, keyword: str, value: list[Schema], depth: int
+    document: Document, node: Node, keyword: str, value: list[Schema], depth: int, whole: bool
 ) -> Schema | None:
     if len(value) > _MOST:
         return None
@@ -80,7 +83,7 @@ def _all(
     parts: list[Schema] = []
     for i, item in enumerate(value):
         inner = Node(pointer(node.path, keyword, i), item, node.base)
-        part = negate(document, inner, depth)
+        part = negate(document, inner, depth, whole=whole)
         if part is None:
             return None
         parts.append(part)
@@ -103,30 +106,47 @@ def _properties(
     return {"anyOf": options} if options else False
 
 
-def _other_types(types: list[str]) -> Schema | None:
-    if "integer" in types and "number" not in types:
-        return None  # numbers that are no integers: no keyword says that
-    left = [name for name in TYPES if name not in types]
+def _other_types(types: list[str], whole: bool) -> Schema | None:
+    taken = set(types)
+    if "integer" in taken and "number" not in taken:
+        if not whole:
+            return None  # numbers that are no integers: no keyword says that
+        taken.add("number")
+    left = [name for name in TYPES if name not in taken]
     return {"type": left} if left else False
 
 
 def _other_values(values: list[Any]) -> Schema | None:
-    """Other than these strings, booleans and null; of numbers no keyword says it."""
+    """Other than these strings, numbers, booleans and null."""
     texts = {value for value in values if isinstance(value, str)}
     flags = {value for value in values if isinstance(value, bool)}
-    if not all(value is None or isinstance(value, (bool, str)) for value in values):
+    numbers = {
+        value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+    if not all(value is None or isinstance(value, (bool, str, int, float)) for value in values):
         return None
-    if sum(map(len, texts)) > _MOST_TEXT:
+    if sum(map(len, texts)) > _MOST_TEXT or len(numbers) > _MOST:
         return None
     touched = {"boolean"} if flags else set()
     touched |= {"string"} if texts else set()
+    touched |= {"number"} if numbers else set()
     touched |= {"null"} if None in values else set()
     options: list[Schema] = [{"type": [name for name in TYPES if name not in touched]}]
     if flags and len(flags) < 2:
         options.append({"enum": [not next(iter(flags))]})
+    if numbers:
+        options += _between(sorted(numbers))
     if texts:
         options.append({"type": "string", "pattern": f"^(?:{_other_texts(texts)})$"})
     return {"anyOf": options}
+
+
+def _between(numbers: list[float]) -> Iterator[Schema]:
+    """All numbers but these, which ascend."""
+    yield {"type": "number", "exclusiveMaximum": numbers[0]}
+    for low, high in itertools.pairwise(numbers):
+        yield {"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": high}
+    yield {"type": "number", "exclusiveMinimum": numbers[-1]}
 
 
 def _other_texts(texts: set[str]) -> str:

@@ -23,6 +23,9 @@ _LARGEST = (1 << 63) - 1024
 _LOWER = ("minimum", "exclusiveMinimum")
 _UPPER = ("maximum", "exclusiveMaximum")
 _STEP = Decimal("1e-12")
+_MOST_PLACES = 6
+_PLAIN_STEPS = (1, 2, 4, 5)
+"""Of the last decimal: with these the library takes fewer decimals too."""
 
 
 def lower_numbers(nodes: Iterable[Node], paths: Mapping[int, str]) -> None:
@@ -47,6 +50,7 @@ def _lower(node: Node, path: str) -> None:
                 where=pointer(path, keyword),
             )
     _lower_flags(schema)
+    _lower_step(schema)
     for keyword in (*_LOWER, *_UPPER):
         bound = schema.get(keyword)
         if bound is not None and abs(bound) > _EXACT:
@@ -80,6 +84,24 @@ def _lower_flags(schema: dict[str, Any]) -> None:
             del schema[keyword]
             if flag and plain in schema:
                 schema[keyword] = schema.pop(plain)
+
+
+def _lower_step(schema: dict[str, Any]) -> None:
+    """Of a step such as 0.25 the library takes multiples with all of its decimals only, 1.50 and
+    not 1.5: those with fewer are multiples of a larger step."""
+    step = schema.get("multipleOf")
+    if not isinstance(step, float) or not may_be(schema, "number"):
+        return
+    exact = Decimal(repr(step)).normalize()
+    places = -int(exact.as_tuple().exponent)
+    count = int(exact.scaleb(places))
+    if not 2 <= places <= _MOST_PLACES or count in _PLAIN_STEPS:
+        return
+    counts = {math.lcm(count, 10 ** (places - fewer)) for fewer in range(1, places + 1)}
+    larger = [float(Decimal(each).scaleb(-places)) for each in sorted(counts)]
+    options = [{"multipleOf": each} for each in (step, *larger)]
+    del schema["multipleOf"]
+    schema["allOf"] = [*schema.get("allOf", ()), {"anyOf": options}]
 
 
 def _inward(schema: dict[str, Any], keyword: str, bound: int, where: str) -> int:

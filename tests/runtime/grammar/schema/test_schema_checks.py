@@ -164,6 +164,64 @@ def test_half_a_character_is_refused():
             ["1", "4", "-7.5"],
             ["2", "3", "2.5", "null"],
         ),
+        (
+            {"oneOf": [{"type": "integer", "maximum": 5}, {"type": "integer", "minimum": 10}]},
+            ["5", "10", "-7"],
+            ["6", "9", "1.5", "null"],
+        ),
+        (
+            {"oneOf": [{"type": "integer", "minimum": 0}, {"type": "integer", "maximum": 10}]},
+            ["-1", "11"],
+            ["0", "5", "10", "11.5"],
+        ),
+        (
+            {
+                "oneOf": [
+                    {"type": "string", "maxLength": 2},
+                    {"type": "string", "minLength": 4},
+                    {"type": "array", "maxItems": 0},
+                    {"type": "array", "minItems": 2},
+                ]
+            },
+            ['"ab"', '"abcd"', "[]", "[1,2]"],
+            ['"abc"', "[1]"],
+        ),
+        (
+            {
+                "oneOf": [
+                    {"type": "object", "properties": {"v": {"enum": [1, 2]}}, "required": ["v"]},
+                    {
+                        "type": "object",
+                        "properties": {"v": {"type": "integer", "minimum": 3}, "w": True},
+                        "required": ["v", "w"],
+                    },
+                ]
+            },
+            ['{"v":1}', '{"v":3,"w":0}'],
+            ['{"v":3}', '{"v":0}'],
+        ),
+        (
+            {"type": "integer", "not": {"const": 0}, "maximum": 20},
+            ["1", "-1", "10", "-20"],
+            ["0", "21", "0.5"],
+        ),
+        (
+            {"type": "number", "not": {"enum": [1, 2.5, "a"]}},
+            ["0", "1.5", "2", "2.51", "3", "-1"],
+            ["1", "1.0", "2.5", "2.50"],
+        ),
+        (
+            {
+                "type": "object",
+                "properties": {"version": {"enum": [1, 2]}, "extra": {"type": "boolean"}},
+                "required": ["version"],
+                "additionalProperties": False,
+                "if": {"properties": {"version": {"const": 2}}},
+                "then": {"required": ["extra"]},
+            },
+            ['{"version":1}', '{"version":1,"extra":true}', '{"version":2,"extra":true}'],
+            ['{"version":2}', '{"version":3}'],
+        ),
         ({"type": "object", "propertyNames": {"pattern": "^a"}}, ['{"ab":1}'], ['{"b":1}']),
         ({"type": "object", "propertyNames": {"enum": ["a"]}}, ['{"a":1}'], ['{"b":1}']),
         (

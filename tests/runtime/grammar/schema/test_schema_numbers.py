@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from decimal import Decimal
+from fractions import Fraction
 
 import pytest
 from ramet.runtime.protocol.errors import GrammarError
@@ -33,6 +35,22 @@ def test_bounds_hold_where_they_are_near_each_other(schemas):
                 assert taken == schemas.takes(together, text), (parts, text)
                 assert right or not taken, (parts, text)
                 assert taken or not right or text.endswith("0"), (parts, text)
+
+
+STEPS = [0.25, 0.125, 0.75, 0.15, 0.025, 1.25, 0.04, 0.05, 0.01, 0.5, 2.5, 0.000125]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_multiples_are_taken_with_as_many_decimals_as_they_need(schemas, step):
+    schema = {"type": "number", "multipleOf": step, "minimum": -3}
+    whole = {"allOf": [schema, {"type": "integer"}]}
+    grammar, integers = schemas.compile(schema), schemas.compile(whole)
+    texts = [f"{n / 16:.4f}".rstrip("0").rstrip(".") for n in range(-60, 100)]
+    texts += ["0.1", "0.2", "0.3", "0.45", "0.6", "1.1", "2.7", "0.05", "0.35", "0.04", "0.0125"]
+    for text in texts:
+        right = Decimal(text) >= -3 and Fraction(text) % Fraction(str(step)) == 0
+        assert schemas.takes(grammar, text) == right, text
+        assert schemas.takes(integers, text) == (right and "." not in text), text
 
 
 @pytest.mark.parametrize(
