@@ -29,6 +29,7 @@ from ramet.runtime.protocol.messages import (
 from ramet.runtime.protocol.wire import Wire
 from zmq.utils.monitor import parse_monitor_message
 
+from .direct import DirectLines
 from .store import EventStore
 
 HEARTBEAT_MS = 500
@@ -37,7 +38,7 @@ MAX_MESSAGE_BYTES = 64 << 20
 """The largest message that a gateway takes."""
 
 _events: msgspec.msgpack.Decoder[list[Event]] = msgspec.msgpack.Decoder(list[Event])
-OnGenerated = Callable[[Generated | ErrorInfo], None]
+OnGenerated = Callable[[Generated | ErrorInfo], object]
 
 
 class Connection:
@@ -62,6 +63,7 @@ class Connection:
         self.requests: dict[str, OnGenerated] = {}
         self.registered: dict[int, tuple[int, object]] = {}
         self.numbers = itertools.count(1)
+        self.lines = DirectLines(address, api_key, priority)
         self._controls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self._socket: zmq.Socket[bytes] = (
@@ -147,6 +149,7 @@ class Connection:
         if self.lost is not None:
             return
         self.lost = error
+        self.lines.close()
         self._fail_all(error)
         # In this order: an event for a monitor that nobody reads any more would block libzmq's one
         # thread, and with it every other socket of the process.

@@ -17,7 +17,7 @@ from .base import Backend
 from .prompts import Jobs, OnGenerated, jobs_for
 
 Reply = dict[str, Any]
-Tell = Callable[[int, Generated | ErrorInfo], None]
+Tell = Callable[[int, Generated | ErrorInfo], object]
 
 
 class Line(Protocol):
@@ -64,6 +64,9 @@ class GeneratingBackend(Backend):
             prompt, input_ids, sampling_params, return_logprob, logprob_start_len,
             top_logprobs_num, stream, rid, cache_salt, explain,
         )  # fmt: skip
+        replies = _Replies(jobs)
+        if not stream and self.answered(jobs, replies.take):
+            return replies.result()
         connection = self.connection()
         pieces: queue.SimpleQueue[tuple[int, Generated | ErrorInfo]] = queue.SimpleQueue()
 
@@ -73,7 +76,6 @@ class GeneratingBackend(Backend):
         _loop.soon(_start, connection, jobs, tell)
         if stream:
             return _stream(connection, jobs, pieces)
-        replies = _Replies(jobs)
         try:
             while not replies.complete:
                 replies.take(*pieces.get())
@@ -81,6 +83,12 @@ class GeneratingBackend(Backend):
             _abort(connection, jobs)
             raise
         return replies.result()
+
+    def answered(self, jobs: Jobs, tell: Tell) -> bool:
+        """Have requests answered in this thread, if there is such a way; ``tell`` of each. Raises
+        as `generate` does."""
+        del jobs, tell
+        return False
 
     async def async_generate(
         self,

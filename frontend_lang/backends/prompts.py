@@ -12,7 +12,7 @@ import msgspec
 from ramet.runtime.protocol import BadInputError, ErrorInfo, sampling_from
 from ramet.runtime.protocol.messages import Generate, Generated
 
-OnGenerated = Callable[[Generated | ErrorInfo], None]
+OnGenerated = Callable[[Generated | ErrorInfo], object]
 
 
 class Jobs(msgspec.Struct):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ramet.runtime.program.instructions import Instruction, Program
-from ramet.runtime.protocol import BackendError, ErrorInfo, RametError
+from ramet.runtime.protocol import BackendError, BadInputError, ErrorInfo, RametError
 from ramet.runtime.protocol.codec import raw
 from ramet.runtime.protocol.messages import (
     AppendProgram,
@@ -21,13 +21,17 @@ from ramet.runtime.protocol.messages import (
 
 from . import _loop
 from .base import Opening, Session
-from .generation import GeneratingBackend
+from .direct import elsewhere
+from .generation import GeneratingBackend, Tell
+from .prompts import Jobs
 
 if TYPE_CHECKING:
     from .connection import Connection
 
 CONNECT_SECONDS = 10.0
 ALIVE_SECONDS = 0.2
+FEW, SHORT_BYTES = 8, 1 << 20
+"""Prompts, and all of their text or ids, that a caller sends by itself."""
 
 
 class RemoteBackend(GeneratingBackend):
@@ -134,6 +138,43 @@ class RemoteBackend(GeneratingBackend):
 
     def open(self, opening: Opening) -> Session:
         return RemoteSession(self.connection(), opening)
+
+    def answered(self, jobs: Jobs, tell: Tell) -> bool:
+        """A few short prompts, where the gateway runs on this machine."""
+        size = sum(len(message.prompt or message.input_ids or ()) for message in jobs.messages)
+        if len(jobs.messages) > FEW or size > SHORT_BYTES:
+            return False
+        connection = self.connection()
+        line = connection.lines.take()
+        if line is None:
+            return False
+        running, mine = connection.lines.running, list[str]()
+        try:
+            for message in jobs.messages:
+                rid = message.rid
+                if connection.requests.setdefault(rid, elsewhere) is not elsewhere or (
+                    running.setdefault(rid, line) is not line
+                ):
+                    raise BadInputError(f"rid {rid!r} is in use", param="rid")
+                mine.append(rid)
+            line.run(jobs.messages, tell, lambda: connection.lost)
+        except BaseException:
+            line.close()
+            raise
+        finally:
+            for rid in mine:
+                running.pop(rid, None)
+                connection.requests.pop(rid, None)
+        connection.lines.give(line)
+        return True
+
+    def abort(self, rid: str) -> None:
+        connection = self.connection()
+        line = connection.lines.running.get(rid) if isinstance(rid, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+        if line is not None:
+            line.abort(rid)
+        else:
+            super().abort(rid)
 
     def flush_cache(self) -> None:
         _loop.run(self.connection().control("flush_cache"))

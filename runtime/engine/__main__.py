@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import signal
 import sys
 from functools import cache
@@ -48,10 +47,11 @@ def _assemble(config, address):  # type: ignore[no-untyped-def]
     from ..model.build import PAGE, build_runner, device_of, step_tokens_of
     from ..model.store import resolve
     from ..model.tier_build import build_tiers
+    from ..protocol.awake import spin_seconds
     from ..scheduler.classes import parse_classes
     from ..scheduler.limits import MOST_WAITING, MOST_WAITING_TOKENS, Limits
     from ..scheduler.scheduler import Scheduler
-    from .connections import SPIN_CORES, SPIN_SECONDS, Connections
+    from .connections import Connections
     from .guides import Guides
     from .healing import Prefixes
     from .loop import Engine
@@ -111,12 +111,11 @@ def _assemble(config, address):  # type: ignore[no-untyped-def]
         "page_size": config.page_size,
         "num_slots": memory.total,
     }
-    # On a CPU the model needs every core.
-    spins = runner.asynchronous and len(os.sched_getaffinity(0)) >= SPIN_CORES
+    spin = spin_seconds() if runner.asynchronous else 0.0  # on a CPU the model needs every core
     return Engine(
         runner,
         scheduler,
-        Connections(address, memory.tree, spin=SPIN_SECONDS if spins else 0.0),
+        Connections(address, memory.tree, spin=spin),
         tokenizer.bytes_table,
         facts,
         guides=guides,

@@ -1,10 +1,11 @@
-"""The engine's side of its socket: who is connected, what came in, what goes out."""
+"""The engine's side of its sockets: who is connected, what came in, what goes out."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import zmq
 
@@ -14,16 +15,12 @@ from ..protocol.errors import BackendError
 from ..protocol.messages import Beat, EngineMessage, EngineReply
 from ..scheduler.request import Request
 from .handles import Handles
+from .lanes import Lanes
 from .outbox import Outbox
 
 log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 1.0
-SPIN_SECONDS = 0.005
-"""How long an idle loop with a core to itself looks for the next message before it sleeps. A thread
-that has slept wakes late and with cold caches, at the cost of a short prompt's first token."""
-SPIN_CORES = 8
-"""Cores from which on one may be spent so."""
 _MESSAGES_A_STEP = 1024
 
 
@@ -40,8 +37,9 @@ class Connection:
 
 
 class Connections:
-    """A ROUTER socket. A peer that cannot be reached any more is reported by `lost`, never silently
-    skipped. ``spin``: seconds after a message in which `receive` waits awake."""
+    """A ROUTER socket, and the lanes beside it; a gateway's lane is a peer of its own. A peer that
+    cannot be reached any more is reported by `lost`, never silently skipped. ``spin``: seconds
+    after a message in which `receive` waits awake."""
 
     def __init__(self, address: str, tree: RadixTree, *, spin: float = 0.0) -> None:
         self._context = zmq.Context()
@@ -52,6 +50,9 @@ class Connections:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15000)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._lanes = Lanes(address, self._poller)  # first: who finds the socket looks for them
         self._socket.bind(address)
         self._tree = tree
         self._peers: dict[bytes, Connection] = {}
@@ -73,55 +74,78 @@ class Connections:
     def receive(self, wait: float) -> Iterator[tuple[Connection, EngineMessage]]:
         """Messages that are there, waiting up to ``wait`` seconds for the first. Malformed ones are
         logged and dropped: only our own gateway speaks here."""
-        if wait > 0 and not self._await(wait):
+        ready = self._await(wait)
+        if not ready:
             return
+        for identity, messages in self._lanes.receive(
+            [at for at, _ in ready if at != self._socket]
+        ):
+            yield from self._decoded(identity, messages)
+        for identity in self._lanes.gone:
+            if (peer := self._peers.get(identity)) is not None:
+                self._lose(peer)
+        self._lanes.gone.clear()
         for _ in range(_MESSAGES_A_STEP):
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._heard = time.monotonic()
-            identity, *messages = frames
-            peer = self._peers.get(identity)
-            if peer is None:
-                self._next += 1
-                peer = self._peers[identity] = Connection(identity, self._next, self._tree)
-            for data in messages:
-                try:
-                    message = engine_codec.decode(data)
-                except BackendError as error:
-                    log.warning("dropped a message: %s", error)
-                    continue
-                yield peer, message
+            yield from self._decoded(frames[0], frames[1:])
 
-    def _await(self, wait: float) -> bool:
-        """Whether there is a message, within ``wait`` seconds."""
+    def _decoded(
+        self, identity: bytes, messages: list[bytes]
+    ) -> Iterator[tuple[Connection, EngineMessage]]:
+        self._heard = time.monotonic()
+        peer = self._peers.get(identity)
+        if peer is None:
+            self._next += 1
+            peer = self._peers[identity] = Connection(identity, self._next, self._tree)
+        for data in messages:
+            try:
+                message = engine_codec.decode(data)
+            except BackendError as error:
+                log.warning("dropped a message: %s", error)
+                continue
+            yield peer, message
+
+    def _await(self, wait: float) -> list[tuple[Any, int]]:
+        """What is ready, descriptors and the socket, within ``wait`` seconds."""
+        poll = self._poller.poll
+        if wait <= 0:
+            return poll(0)
         now = time.monotonic()
         until = now + wait
         awake = min(self._heard + self._spin, until)
         while now < awake:
-            if self._socket.poll(0):
-                return True
+            if ready := poll(0):
+                return ready
             now = time.monotonic()
         # Never less than nothing, which is for ever.
-        return bool(self._socket.poll(max(0, int((until - now) * 1000))))
+        return poll(max(0, int((until - now) * 1000)))
 
     def send(self, peer: Connection, message: EngineReply) -> None:
         """Send, or note that the peer is gone."""
+        data = reply_codec.encode(message)
+        if peer.identity in self._lanes:
+            if not self._lanes.send(peer.identity, data):
+                self._lose(peer)
+            return
         try:
-            self._socket.send_multipart(
-                [peer.identity, reply_codec.encode(message)], zmq.NOBLOCK, copy=True
-            )
+            self._socket.send_multipart([peer.identity, data], zmq.NOBLOCK, copy=True)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
-            if not peer.gone:
-                peer.gone = True
-                self.lost.append(peer)
+            self._lose(peer)
+
+    def _lose(self, peer: Connection) -> None:
+        if not peer.gone:
+            peer.gone = True
+            self.lost.append(peer)
 
     def drop(self, peer: Connection) -> None:
         """Forget a peer that was lost."""
         self._peers.pop(peer.identity, None)
+        self._lanes.drop(peer.identity)
 
     def flush(self) -> None:
         """Send every outbox that has something to say and the credit for it."""
@@ -139,5 +163,6 @@ class Connections:
                 self.send(peer, beat)
 
     def close(self) -> None:
+        self._lanes.close()
         self._socket.close()
         self._context.term()

@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import logging
 import random
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,9 @@ import zmq
 
 from ..config import ZMQ_PORT, EngineConfig
 from ..model.store import resolve
+from ..protocol.awake import spin_seconds
 from ..protocol.errors import BackendError, BadInputError
+from ..protocol.lane import lane_path, listen
 from ..server_secret import server_secret
 from ..version import version
 from .curve import server_keys
@@ -54,14 +57,14 @@ async def assemble(config: EngineConfig, engine_address: str, binds: list[str]) 
     tokenizer, `BackendError` for an address in use or an engine that does not answer."""
     for address in binds:
         check_address(address, bool(config.api_key), config.no_auth)
-    engine = EngineClient(engine_address, resubmit=config.restart_engine)
+    engine = EngineClient(engine_address, resubmit=config.restart_engine, spin=spin_seconds())
     try:
         files = resolve(config.model_path)
         source = resolve(config.tokenizer_path) if config.tokenizer_path else None
         tokenizer = Tokenizer.from_files(files, source=source, chat_template=_template(config))
         limits = ServiceLimits()
         secret = server_secret(config.disk_cache_dir, "namespaces")
-        socket, addresses = bind(binds, config, limits)
+        made, addresses = bind(binds, config, limits)
         facts = await engine.start()
     except BaseException:
         engine.close()
@@ -74,7 +77,7 @@ async def assemble(config: EngineConfig, engine_address: str, binds: list[str]) 
     executor = EngineExecutor(engine, tokenizer, context_length, draws, secret)
     folder = str((source or files).path)
     service = Service(
-        socket,
+        made,
         executor,
         model=config.model_name,
         version=version(),
@@ -82,6 +85,7 @@ async def assemble(config: EngineConfig, engine_address: str, binds: list[str]) 
         api_key=config.api_keys,
         admin_key=config.admin_key,
         limits=limits,
+        lanes=_lanes(addresses),
     )
     return Gateway(service, addresses, folder, files.generation_config())
 
@@ -123,20 +127,30 @@ def bind(
     binds: list[str], config: EngineConfig, limits: ServiceLimits
 ) -> tuple[zmq.Socket[bytes], list[str]]:
     """A bound socket. CURVE, where it is on, holds for tcp; an ipc socket is this user's alone."""
-    socket = router(limits)
+    made = router(limits)
     addresses: list[str] = []
     address = ""
     try:
         for address in sorted(binds, key=lambda address: not address.startswith("ipc://")):
             if config.curve and address.startswith("tcp://"):
-                _encrypt(socket, config.curve)
-            socket.setsockopt(zmq.IPV6, int("[" in address))
-            _bind_near(socket, address, config)
-            addresses.append(_last_endpoint(socket))
+                _encrypt(made, config.curve)
+            made.setsockopt(zmq.IPV6, int("[" in address))
+            _bind_near(made, address, config)
+            addresses.append(_last_endpoint(made))
     except zmq.ZMQError as error:
-        socket.close(0)
+        made.close(0)
         raise BackendError(f"cannot bind to {address}: {error}") from None
-    return socket, addresses
+    return made, addresses
+
+
+def _lanes(addresses: list[str]) -> socket.socket | None:
+    """Where clients of this machine may speak without ZMQ's threads in between."""
+    path = next((path for address in addresses if (path := lane_path(address))), None)
+    try:
+        return listen(path) if path is not None else None
+    except OSError as error:
+        log.info("no lanes at %s: %s", path, error)
+        return None
 
 
 def _bind_near(socket: zmq.Socket[bytes], address: str, config: EngineConfig) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from ..program.instructions import Program
 from ..protocol.codec import gateway_codec
 from ..protocol.messages import GatewayMessage, ProgramEvents
-from ..protocol.wire import Wire
 from .origin import Origin
 from .running import RunningProgram
 
@@ -17,7 +17,10 @@ from .running import RunningProgram
 class Client:
     """Sends never block: what the socket does not take waits here, programs' events unencoded."""
 
-    def __init__(self, identity: bytes, wire: Wire) -> None:
+    def __init__(self, identity: bytes | int, send: Callable[[bytes], bool]) -> None:
+        """``identity``: a ZMQ peer's, which that may have chosen, or the number of a lane. ``send``
+        says whether the client takes more now; it raises `zmq.ZMQError` or
+        `ConnectionError` when it is not there any more."""
         self.identity = identity
         self.welcomed = False
         self.origin = Origin()
@@ -27,7 +30,7 @@ class Client:
         self.programs: dict[int, RunningProgram] = {}
         self.registered: dict[int, Program] = {}
         self.tasks: dict[str, asyncio.Task[None]] = {}
-        self._wire = wire
+        self._send = send
         self._backlog: deque[bytes] = deque()
         self._backlog_bytes = 0
 
@@ -45,9 +48,9 @@ class Client:
         return bool(self.programs or self.tasks)
 
     def send(self, message: GatewayMessage) -> None:
-        """Raises `zmq.ZMQError` when the client is not there any more."""
+        """Raises `zmq.ZMQError` or `ConnectionError` when it is not there any more."""
         data = gateway_codec.encode(message)
-        if self._backlog or not self._wire.send([self.identity, data]):
+        if self._backlog or not self._send(data):
             self._backlog.append(data)
             self._backlog_bytes += len(data)
 
@@ -64,7 +67,7 @@ class Client:
     def retry(self) -> None:
         """Try again to send what waits."""
         while self._backlog:
-            if not self._wire.send([self.identity, self._backlog[0]]):
+            if not self._send(self._backlog[0]):
                 return
             self._backlog_bytes -= len(self._backlog.popleft())
         for program in list(self.programs.values()):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import socket
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -11,6 +13,8 @@ import zmq
 
 from ..protocol.codec import Codec
 from ..protocol.errors import BackendError, ErrorInfo, RametError
+from ..protocol.lane import Lane, accept
+from ..protocol.lane_wire import LaneWire
 from ..protocol.messages import ClientMessage, GatewayMessage, ProgramEvents, Refused
 from ..protocol.wire import MOST_FRAMES, Wire
 from .client import Client
@@ -34,18 +38,26 @@ class Clients:
 
     def __init__(
         self,
-        socket: zmq.Socket[bytes],
+        router: zmq.Socket[bytes],
         on_message: OnMessage,
         message_bytes: int,
         buffered_bytes: int,
+        listener: socket.socket | None = None,
     ) -> None:
+        """``listener``: where clients of this machine open lanes."""
         self._on_message = on_message
         self._buffered_bytes = buffered_bytes
+        self._message_bytes = message_bytes
         self._codec: Codec[ClientMessage] = Codec(ClientMessage, message_bytes)
-        self._clients: dict[bytes, Client] = {}
+        self._clients: dict[bytes | int, Client] = {}
         self._blocked: set[Client] = set()
         self._loop = asyncio.get_running_loop()
-        self._wire = Wire(socket, self._on_frames)
+        self._wire = Wire(router, self._on_frames)
+        self._listener = listener
+        self._lanes: dict[bytes | int, LaneWire] = {}
+        self._numbers = itertools.count(1)
+        if listener is not None:
+            self._loop.add_reader(listener.fileno(), self._accept)
         self._probe_timer = self._loop.call_later(PROBE_S, self._probe)
         self._retry_timer: asyncio.TimerHandle | None = None
 
@@ -61,6 +73,12 @@ class Clients:
         if self._retry_timer is not None:
             self._retry_timer.cancel()
         self._wire.close(linger_ms)
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener.fileno())
+            self._listener.close()
+        for lane in self._lanes.values():
+            lane.close()
+        self._lanes.clear()
 
     def send(self, client: Client, message: GatewayMessage) -> None:
         """Send a message, now or when the client reads again."""
@@ -72,7 +90,7 @@ class Clients:
             return
         try:
             action()
-        except zmq.ZMQError as error:
+        except (zmq.ZMQError, ConnectionError) as error:
             log.info("%s is gone: %s", client.name or "a client", error)
             self._lose(client)
             return
@@ -93,6 +111,8 @@ class Clients:
     def _lose(self, client: Client) -> None:
         self._clients.pop(client.identity, None)
         self._blocked.discard(client)
+        if (lane := self._lanes.pop(client.identity, None)) is not None:
+            lane.close()
         client.drop("the client is gone")
 
     def _probe(self) -> None:
@@ -104,9 +124,11 @@ class Clients:
                 self.send(client, ProgramEvents(pid=pid, events=_NO_EVENTS))
 
     def _on_frames(self, frames: list[bytes]) -> None:
-        client = self._clients.get(frames[0])
+        identity = frames[0]
+        client = self._clients.get(identity)
         if client is None:
-            client = self._clients[frames[0]] = Client(frames[0], self._wire)
+            client = Client(identity, lambda data: self._wire.send([identity, data]))
+            self._clients[identity] = client
         if not 2 <= len(frames) <= MOST_FRAMES + 1:
             error = BackendError(
                 f"1 to {MOST_FRAMES} messages travel together, not {len(frames) - 1}"
@@ -115,6 +137,24 @@ class Clients:
             return
         for data in frames[1:]:
             self._take(client, data)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        while (lane := accept(self._listener, self._message_bytes)) is not None:
+            self._attend(lane)
+
+    def _attend(self, lane: Lane) -> None:
+        """A client that speaks over a lane: it is there from the first, and gone when that ends."""
+        identity = next(self._numbers)
+
+        def on_messages(messages: list[bytes]) -> None:
+            for data in messages:
+                self._take(client, data)
+
+        wire = LaneWire(lane, on_messages, lambda: self._lose(client))
+        client = Client(identity, wire.send)
+        self._lanes[identity] = wire
+        self._clients[identity] = client
 
     def _take(self, client: Client, data: bytes) -> None:
         try:

@@ -11,8 +11,11 @@ from typing import Any, Literal
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from ..protocol.codec import engine_codec, reply_codec
+from ..protocol.awake import Awake
+from ..protocol.codec import MAX_MESSAGE_BYTES, engine_codec, reply_codec
 from ..protocol.errors import BackendError
+from ..protocol.lane import connect
+from ..protocol.lane_wire import LaneWire
 from ..protocol.messages import (
     Abort,
     Answer,
@@ -52,6 +55,9 @@ class EngineClient:
     which nobody was told anything wait instead, and are submitted again (once) when the engine is
     back. When the engine (or another one at the same address) is back, requests are taken again;
     handles that it does not know are made good by sending whole prompts.
+
+    What is said goes over a lane where the engine has one, and else over the ZMQ socket. After each
+    message the loop stays awake for ``spin`` seconds.
     """
 
     def __init__(
@@ -61,6 +67,7 @@ class EngineClient:
         heartbeat_s: float = HEARTBEAT_S,
         silence_s: float = SILENCE_S,
         resubmit: bool = False,
+        spin: float = 0.0,
     ) -> None:
         self._silence_s = silence_s
         self._resubmit = resubmit
@@ -82,6 +89,8 @@ class EngineClient:
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(heartbeat_s * 1000))
         monitor = socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED)
         self._loop = asyncio.get_running_loop()
+        self._awake = Awake(spin)
+        self._lane: LaneWire | None = None
         self._wire = Wire(socket, self._on_message)
         self._monitor = Wire(monitor, self._on_monitor)
         socket.connect(address)
@@ -191,14 +200,19 @@ class EngineClient:
         """Idempotent. Waiting requests fail."""
         self._fail_all("the connection to the engine is closed")
         self._watch.cancel()
+        self._leave_lane()
         self._monitor.close()
         self._wire.close()
 
     # --- out ---
 
     def _send(self, message: EngineMessage) -> None:
-        if not self._wire.socket.closed:
-            self._wire.post(engine_codec.encode(message))
+        data = engine_codec.encode(message)
+        if self._lane is not None:
+            self._lane.post(data)
+        elif not self._wire.socket.closed:
+            self._wire.post(data)
+        self._awake.touch()
 
     def _release(self, number: int) -> None:
         if not self._released:
@@ -225,7 +239,34 @@ class EngineClient:
             log.error("the engine refused the connection: %s", error)
             return
         self.info = answer.result() or {"engine": self.address}
+        self._take_lane()
         self._back()
+
+    def _take_lane(self) -> None:
+        """From now on all goes over a lane, if there is one. To the engine it is a gateway of its
+        own, with requests, handles and credits."""
+        if self._lane is not None:
+            return
+        lane = connect(self.address, MAX_MESSAGE_BYTES)
+        if lane is not None:
+            self._lane = LaneWire(lane, self._on_lane, self._on_lane_gone)
+            self._used_credits = 0
+            self._send(Credit(steps=CREDITS))
+
+    def _leave_lane(self) -> None:
+        """The engine drops all that came over it."""
+        if self._lane is not None:
+            self._lane.close()
+            self._lane = None
+            self._used_credits = 0
+
+    def _on_lane_gone(self) -> None:
+        self._lane = None
+        self._lost("the engine is gone: its connection closed")
+
+    def _on_lane(self, messages: list[bytes]) -> None:
+        for data in messages:
+            self._on_message([data])
 
     # --- in ---
 
@@ -251,6 +292,7 @@ class EngineClient:
         if not self.info or self._gone is not None:
             return
         log.error("%s", why)
+        self._leave_lane()
         self._gone = why
         self._lost_at = time.monotonic()
         self._lost_rids = list(self._requests)
@@ -267,6 +309,7 @@ class EngineClient:
         if self._gone is None:
             return
         self._gone = None
+        self._take_lane()
         self.observer.restarted()
         if self._lost_rids:
             # A new one may find what was on its way to the old one.
@@ -288,6 +331,7 @@ class EngineClient:
 
     def _on_message(self, frames: list[bytes]) -> None:
         self._heard = time.monotonic()
+        self._awake.touch()
         try:
             message: EngineReply = reply_codec.decode(frames[-1])
         except BackendError as error:

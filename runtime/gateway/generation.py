@@ -271,7 +271,10 @@ def _inside_character(data: bytes, position: int) -> bool:
 
 
 async def all_of(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run at the same time; when one fails, the others are cancelled and its error is raised."""
+    """Run at the same time; when one fails, the others are cancelled and its error is raised. A
+    single one needs no task."""
+    if len(jobs) == 1:
+        return [await jobs[0]]
     tasks = [asyncio.ensure_future(job) for job in jobs]
     try:
         return [await task for task in tasks]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import socket
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
@@ -38,6 +39,7 @@ from . import origin
 from .client import Client
 from .clients import Clients
 from .control import explain_prompt, flush_cache, server_info
+from .eager import begin
 from .executor import EngineExecutor
 from .generate import generate
 from .running import RunningProgram
@@ -69,7 +71,7 @@ class Service:
 
     def __init__(
         self,
-        socket: zmq.Socket[bytes],
+        router: zmq.Socket[bytes],
         executor: EngineExecutor,
         *,
         model: str,
@@ -78,8 +80,10 @@ class Service:
         api_key: str | Iterable[str] | None = None,
         admin_key: str | None = None,
         limits: ServiceLimits | None = None,
+        lanes: socket.socket | None = None,
     ) -> None:
-        """Whoever holds ``admin_key`` needs no other; where it is given, only they may flush."""
+        """Whoever holds ``admin_key`` needs no other; where it is given, only they may flush.
+        ``lanes`` listens for clients of this machine that open lanes."""
         self.executor = executor
         self.model = model
         self.version = version
@@ -90,7 +94,11 @@ class Service:
         self._draining = False
         self._loop = asyncio.get_running_loop()
         self._clients = Clients(
-            socket, self._on_message, self._limits.message_bytes, self._limits.buffered_bytes
+            router,
+            self._on_message,
+            self._limits.message_bytes,
+            self._limits.buffered_bytes,
+            lanes,
         )
         self._handlers: dict[type, Callable[[Client, Any], None]] = {
             OpenProgram: self._open,
@@ -266,14 +274,19 @@ class Service:
             self._clients.send(client, reply)
 
         def ended(task: asyncio.Task[None]) -> None:
-            if task.cancelled():  # before its first step, so that nothing in it could say so
+            if task.cancelled():  # before it ran again, so that nothing in it could say so
+                client.tasks.pop(key, None)
                 self._clients.send(client, _aborted(message))
 
-        self._spawn(client, key, work()).add_done_callback(ended)
+        # Most often it is in the engine when this returns, without a turn of the loop.
+        task = begin(work())
+        if task is not None:
+            client.tasks[key] = task
+            task.add_done_callback(ended)
 
     async def _generated(self, client: Client, message: Generate) -> Generated | GenerateFailed:
         try:
-            if self._draining or len(client.tasks) > self._limits.requests:
+            if self._draining or len(client.tasks) >= self._limits.requests:
                 raise BackendError("the server takes no more requests now")
             number = next(self._numbers)
             return await generate(
