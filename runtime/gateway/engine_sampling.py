@@ -20,7 +20,7 @@ def resolve(
 ) -> EngineSampling:
     """Raises `ContextLengthError` for a prompt that leaves no room, `BadInputError` for an empty
     prompt and for token ids outside the vocabulary."""
-    params.check(tokenizer.vocab_size)
+    params.check_ids(tokenizer.vocab_size)
     if prompt_tokens == 0:
         raise BadInputError("the prompt is empty, and the model has no token to start from")
     room = context_length - prompt_tokens

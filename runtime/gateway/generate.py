@@ -100,6 +100,8 @@ def prompt_ids(
         if len(ids) % 4:
             raise BadInputError("input_ids: bytes must be whole int32s", param="input_ids")
         array = np.frombuffer(ids, "<i4")
+        if array.view("<u4").max() < tokenizer.vocab_size:  # a negative one is a large one
+            return array.astype(np.int32, copy=False)
     else:
         try:
             array = np.asarray(ids, np.int64)

@@ -120,17 +120,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             if size > MAX_STOP_BYTES:
                 raise _bad("stop", text[:40] + "…", f"strings of at most {MAX_STOP_BYTES} bytes")
         if vocab_size is not None:
-            for name, ids in (
-                ("stop_token_ids", self.stop_token_ids),
-                ("logit_bias", self.logit_bias),
-            ):
-                for token in ids:
-                    if not 0 <= token < vocab_size:
-                        raise _bad(name, token, f"token ids in [0, {vocab_size})")
+            self.check_ids(vocab_size)
         for token, bias in self.logit_bias.items():
             if not math.isfinite(bias):
                 raise _bad("logit_bias", {token: bias}, "finite numbers")
         return self
+
+    def check_ids(self, vocab_size: int) -> None:
+        """The part of `check` that needs to know the vocabulary."""
+        for name, ids in (
+            ("stop_token_ids", self.stop_token_ids),
+            ("logit_bias", self.logit_bias),
+        ):
+            for token in ids:
+                if not 0 <= token < vocab_size:
+                    raise _bad(name, token, f"token ids in [0, {vocab_size})")
 
 
 _FLOATS = (
@@ -162,6 +166,39 @@ def sampling_from(*layers: Mapping[str, Any]) -> SamplingParams:
 
     Raises `BadInputError` for an unknown name, a wrong type or a value out of range.
     """
+    key = _key(layers)
+    if key is None:
+        return _checked(layers)
+    known = _known.get(key)
+    if known is None:
+        known = _checked(layers)
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[key] = known
+    return known
+
+
+_known: dict[Any, SamplingParams] = {}
+"""What was found right, of late: most requests come with the parameters of the one before."""
+_MOST_KNOWN = 256
+_LONGEST_KNOWN = 256
+_PLAIN: frozenset[object] = frozenset((int, float, bool, type(None)))
+
+
+def _key(layers: tuple[Mapping[str, Any], ...]) -> Any:
+    """Names, values and types (1, 1.0 and True are equal) of small plain layers, else ``None``."""
+    key: list[Any] = []
+    for layer in layers:
+        key.append(len(layer))
+        for name, value in layer.items():
+            kind: object = value.__class__
+            if kind not in _PLAIN and not (kind is str and len(value) <= _LONGEST_KNOWN):
+                return None
+            key += (name, kind, value)
+    return tuple(key)
+
+
+def _checked(layers: tuple[Mapping[str, Any], ...]) -> SamplingParams:
     merged: dict[str, Any] = {}
     for layer in layers:
         given: dict[str, Any] = {}
