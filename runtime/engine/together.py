@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from ..grammar.lexers import threads_at_once
 from ..grammar.llguidance_matcher import LLGuidanceMatcher
 from ..grammar.side_by_side import SideBySide
 from ..protocol.errors import GrammarError
@@ -23,7 +23,6 @@ WORTH_THREADS = 0.0005
 """Seconds that filling must take before other threads help: asking them costs a part of it."""
 MANY_STEPS = 32
 """Guides from which on their tokens are taken side by side."""
-MOST_THREADS = 12
 
 
 class Member(Protocol):
@@ -51,15 +50,15 @@ class Job(NamedTuple):
 
 
 Failures = list[tuple[Request, GrammarError]]
+Wanted = tuple[Job, LLGuidanceMatcher]
 
 
 class Together:
-    """Remembers how long a mask takes of late. Threads are the library's own: hundreds of short
-    calls from threads of the interpreter wait for each other longer than they work."""
+    """Remembers what a mask takes of late that the library must compute. ``threads``: how many may
+    work at once; None is as many as are of use on this machine."""
 
     def __init__(self, threads: int | None = None) -> None:
-        cores = len(os.sched_getaffinity(0))
-        self._threads = min(MOST_THREADS, cores * 3 // 4) if threads is None else threads
+        self._threads = threads_at_once() if threads is None else threads
         self._side = SideBySide(self._threads)
         self._seconds = 0.0
         """One mask, on one thread."""
@@ -67,39 +66,55 @@ class Together:
     def fill(self, jobs: Sequence[Job], masks: IntArray) -> Failures:
         """Fill the row of ``masks`` [M, ceil(V / 32)] of every job; those that could not be filled
         allow anything, and are returned."""
-        if not jobs:
-            return []
-        began = time.perf_counter()
         failed: Failures = []
-
-        def attempt(job: Job, work: Callable[[IntArray], bool | None]) -> bool | None:
-            try:
-                return work(masks[job.at])
-            except Exception as error:
-                masks[job.at].fill(ANYTHING)
-                failed.append((job.request, own_error(error)))
-
-        shared = self._threads > 1 and self._seconds * len(jobs) > WORTH_THREADS
-        wanted: list[tuple[Job, LLGuidanceMatcher]] = []
+        wanted: list[Wanted] = []
         for job in jobs:
-            matcher = job.guide.beside if shared else None
+            matcher = job.guide.beside
             if matcher is None:
-                attempt(job, job.guide.fill)
-            elif attempt(job, matcher.computes):
+                attempt(job, job.guide.fill, masks, failed)
+            elif attempt(job, matcher.computes, masks, failed):
                 wanted.append((job, matcher))
         if wanted:
-            try:
-                self._side.fill(masks, [(matcher, job.at) for job, matcher in wanted])
-                done = True
-            except Exception as error:  # the fault of one at most: each by itself
-                own_error(error)
-                done = False
-            for job, matcher in wanted:
-                attempt(job, matcher.filled if done else job.guide.fill)
-        threads = min(self._threads, len(wanted)) or 1
-        took = (time.perf_counter() - began) * threads / len(jobs)
-        self._seconds += (took - self._seconds) / 8
+            began = time.process_time()  # of all threads, and of none that waits
+            rest = self._one_by_one(wanted, masks, failed)
+            while rest:
+                rest = self._at_once(rest, masks, failed)
+            took = (time.process_time() - began) / len(wanted)
+            self._seconds += (took - self._seconds) / (8 if self._seconds else 1)
         return failed
+
+    def _one_by_one(
+        self, wanted: Sequence[Wanted], masks: IntArray, failed: Failures
+    ) -> Sequence[Wanted]:
+        """Compute rows while that takes a moment; what is left."""
+        if self._threads > 1 and self._seconds * len(wanted) > WORTH_THREADS:
+            return wanted
+        until = time.perf_counter() + WORTH_THREADS
+        for done, (job, matcher) in enumerate(wanted, 1):
+            attempt(job, matcher.fill, masks, failed)
+            if self._threads > 1 and time.perf_counter() > until:
+                return wanted[done:]
+        return ()
+
+    def _at_once(
+        self, wanted: Sequence[Wanted], masks: IntArray, failed: Failures
+    ) -> Sequence[Wanted]:
+        """Compute a row for every place where an output is; those for whom none is left by that."""
+        first: dict[int, Wanted] = {}
+        others: list[Wanted] = []
+        for one in wanted:
+            place = one[1].place
+            if first.setdefault(id(one if place is None else place), one) is not one:
+                others.append(one)
+        try:
+            self._side.fill(masks, [(matcher, job.at) for job, matcher in first.values()])
+            done = True
+        except Exception as error:  # the fault of one at most: each by itself
+            own_error(error)
+            done = False
+        for job, matcher in first.values():
+            attempt(job, matcher.filled if done else job.guide.fill, masks, failed)
+        return [one for one in others if attempt(one[0], one[1].computes, masks, failed)]
 
     def accept(self, steps: Sequence[tuple[Member, int]]) -> None:
         """Have the matchers of many guides take a token each, before each guide accepts it. One
@@ -125,6 +140,17 @@ class Together:
             if one:
                 matcher.took(token)
                 guide.took(token)
+
+
+def attempt(
+    job: Job, work: Callable[[IntArray], bool | None], masks: IntArray, failed: Failures
+) -> bool | None:
+    """What ``work`` says of the job's row; it may fail."""
+    try:
+        return work(masks[job.at])
+    except Exception as error:
+        masks[job.at].fill(ANYTHING)
+        failed.append((job.request, own_error(error)))
 
 
 def own_error(error: Exception) -> GrammarError:

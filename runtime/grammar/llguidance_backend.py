@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from ..protocol.errors import GrammarError
 from .checks_grammar import ROOT, check_gbnf, is_lark
 from .lexemes import lark_of, regular_rules, rules_over_lexemes
-from .llguidance_matcher import LLGuidanceGrammar, LLGuidanceMatcher, explain
+from .lexers import Growth
+from .library_error import explain
+from .llguidance_matcher import LLGuidanceGrammar, LLGuidanceMatcher
 from .reachable import reachable_tree
 from .regex_tree import portable
 from .schema_document import Document, pointer
@@ -31,11 +33,14 @@ _SHORT_ESCAPES = '"\\bfnrt'
 
 
 class LLGuidanceBackend:
-    """Earley parser over a lazy lexer. Takes every kind of spec."""
+    """Earley parser over a lazy lexer. Takes every kind of spec. ``lexers``: how many a grammar may
+    come to have; None is as many as are of use."""
 
     name = "llguidance"
 
-    def __init__(self) -> None:
+    def __init__(self, lexers: int | None = None) -> None:
+        self._lexers = lexers
+        self.growth = Growth()
         self._tokenizers: weakref.WeakKeyDictionary[Vocabulary, LLTokenizer] = (
             weakref.WeakKeyDictionary()
         )
@@ -75,7 +80,11 @@ class LLGuidanceBackend:
 
         tokenizer, limits = self._tokenizer(vocabulary), _limits()
         return LLGuidanceGrammar(
-            lambda: LLMatcher(tokenizer, source, log_level=0, limits=limits), vocabulary, nbytes
+            lambda: LLMatcher(tokenizer, source, log_level=0, limits=limits),
+            vocabulary,
+            nbytes,
+            self.growth,
+            self._lexers,
         )
 
     def _tokenizer(self, vocabulary: Vocabulary) -> LLTokenizer:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
-import threading
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_int32
 from typing import TYPE_CHECKING
@@ -12,6 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..protocol.errors import GrammarError
+from .lexers import Growth, Lexer, Lexers
+from .library_error import check
 from .mask_cache import MaskCache, Place
 from .matcher import MaskRow
 from .vocabulary import Vocabulary
@@ -21,52 +21,40 @@ if TYPE_CHECKING:
 
 MAX_ROW_BYTES = 16 << 20
 """Memory for mask rows of one grammar."""
+MOST_READ = 256
+"""Tokens of an output that may be read again so that it has a lexer of fewer."""
 _INT32 = np.dtype(np.int32)
-_MESSAGE = 240
-_MORE = re.compile("<state>|<grammar>|<backtrace>")
 
 
 class LLGuidanceGrammar:
-    """Holds a matcher at the start, which every request copies.
+    """Lexers, whose starts every request copies, and the rows that were computed.
 
-    All copies share one lexer, which keeps what it derives and so meets its bound at last, for all
-    of them at once: then a new start with a lexer of its own takes its place.
+    ``make`` makes a matcher of the library with a lexer of its own; ``nbytes`` is what one takes;
+    ``growth`` makes more of them, up to ``lexers``, None for as many as are of use.
     """
 
     kind = "llguidance"
 
-    def __init__(self, make: Callable[[], LLMatcher], vocabulary: Vocabulary, nbytes: int) -> None:
-        self._make = make
-        self._start = make()
-        check(self._start)
-        self._renewing = threading.Lock()
-        self._renewals = 0
+    def __init__(
+        self,
+        make: Callable[[], LLMatcher],
+        vocabulary: Vocabulary,
+        nbytes: int,
+        growth: Growth | None = None,
+        lexers: int | None = None,
+    ) -> None:
         self._vocabulary = vocabulary
-        self._nbytes = nbytes
+        self.lexers = Lexers(make, nbytes, growth or Growth(), lexers)
         self.rows = MaskCache(MAX_ROW_BYTES)
 
     @property
     def nbytes(self) -> int:
-        """With the rows it holds at the moment."""
-        return self._nbytes + self.rows.nbytes
+        """With the rows and the lexers it holds at the moment."""
+        return self.lexers.nbytes + self.rows.nbytes
 
     def matcher(self) -> LLGuidanceMatcher:
         """A fresh matcher."""
         return LLGuidanceMatcher(self, self._vocabulary)
-
-    def start(self) -> tuple[LLMatcher, int]:
-        """(a copy of the start, of which lexer it is)"""
-        with self._renewing:
-            return self._start.deep_copy(), self._renewals
-
-    def renew(self, worn: int) -> None:
-        """Lexer ``worn`` is of no more use. Raises `GrammarError` if no other can be made."""
-        with self._renewing:
-            if self._renewals == worn:
-                start = self._make()
-                check(start)
-                self._start = start
-                self._renewals += 1
 
 
 class LLGuidanceMatcher:
@@ -75,7 +63,9 @@ class LLGuidanceMatcher:
 
     def __init__(self, grammar: LLGuidanceGrammar, vocabulary: Vocabulary) -> None:
         self._grammar = grammar
-        self.inner, self._lexer = grammar.start()
+        self.lexer = grammar.lexers.take()
+        self.inner = self.lexer.copy(self)
+        self._stays = False
         self._vocabulary = vocabulary
         self._words = vocabulary.words
         self._ends = vocabulary.eos_ids
@@ -98,7 +88,7 @@ class LLGuidanceMatcher:
         if self._ended:
             self._fill_ends(row)
             return False
-        place = self._place
+        place = self.place
         if place is not None and self._grammar.rows.copy(place, row):
             return False
         if not self._ends:
@@ -121,12 +111,13 @@ class LLGuidanceMatcher:
         self.inner.unsafe_compute_mask_ptr(address, 4 * self._words)
 
     @property
-    def _place(self) -> Place | None:
+    def place(self) -> Place | None:
+        """Where the output is among those whose rows may be kept."""
         places = self._places
         return places[-1] if places and places[0] is self._grammar.rows.start else None
 
     def _keep(self, row: MaskRow) -> None:
-        place = self._place
+        place = self.place
         if place is not None:
             self._grammar.rows.keep(place, row)
 
@@ -219,6 +210,7 @@ class LLGuidanceMatcher:
 
     def fork(self) -> LLGuidanceMatcher:
         twin = copy.copy(self)
+        twin.lexer.users.add(twin)
         twin.inner = self.inner.deep_copy()
         twin._tokens = self._tokens.copy()
         twin._places = self._places.copy()
@@ -227,24 +219,25 @@ class LLGuidanceMatcher:
     def begin_anew(self) -> None:
         """After an error, which the library never leaves, or where it may have gone on by more than
         was accepted: the same tokens with a fresh lexer. Raises `GrammarError` if that fails."""
-        self._grammar.renew(self._lexer)
-        self.inner, self._lexer = self._grammar.start()
+        fresh = self._grammar.lexers.renew(self.lexer)
+        self.lexer.users.discard(self)
+        self.lexer, self.inner = fresh, fresh.copy(self)
         if self._tokens:
             self.inner.consume_tokens(self._tokens)
         check(self.inner)
 
-
-def check(inner: LLMatcher) -> None:
-    """Raise `GrammarError` where the library is in its error state, which it never leaves."""
-    if inner.is_error():
-        raise GrammarError(*explain(inner.get_error()))
-
-
-def explain(error: str) -> tuple[str]:
-    """The library's error in one bounded line, with nothing of the spec that it may quote."""
-    line = " ".join(_MORE.split(error, maxsplit=1)[0].split())
-    if line.startswith("panic:") or "limits." in line:  # what only its own authors can act on
-        line = "it is too complex, or not understood"
-    if not line or line.startswith("NoExtensionBias"):
-        line = "no output can match it, or none that this vocabulary can write"
-    return (line if len(line) <= _MESSAGE else line[: _MESSAGE - 1] + "…",)
+    def move(self, lexer: Lexer) -> int:
+        """Go on with another lexer, if the output is short enough to be read again and that meets
+        no limit; how many tokens that took. Masks, ends and places stay what they are."""
+        if self._stays or len(self._tokens) > MOST_READ:
+            return 0
+        inner = lexer.copy(self)
+        if self._tokens:
+            inner.consume_tokens(self._tokens)
+        if inner.is_error():
+            lexer.users.discard(self)
+            self._stays = True
+        else:
+            self.lexer.users.discard(self)
+            self.lexer, self.inner = lexer, inner
+        return len(self._tokens)

@@ -1,50 +1,105 @@
-"""Many outputs of llguidance at once, in threads of the library's own."""
+"""Many outputs of llguidance at once, in threads of which each has lexers to itself."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from .crew import Crew
 from .llguidance_matcher import LLGuidanceMatcher
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor
 
+MOVED_TOKENS = 512
+"""Tokens that may be read again in a step for outputs to have a lexer of fewer."""
+
+Wanted = tuple[LLGuidanceMatcher, int]
+_T = TypeVar("_T")
+
 
 class SideBySide:
-    """Does for several matchers what each could do alone. Nothing is raised: what went wrong is in
-    the error state of a matcher, which sees it when it is asked next."""
+    """Does for several matchers what each could do alone. What goes wrong with one is in its error
+    state, which it sees when it is asked next; what the library raises is raised.
+
+    Matchers of one lexer wait for each other, so one thread has all of them. For a thread, a list
+    is one call of the library, by its executor of one thread, which leaves the interpreter once.
+    """
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
-        self._made: LLExecutor | None = None
+        self._crew = Crew()
+        self._executors: list[LLExecutor] = []
 
-    @property
-    def _executor(self) -> LLExecutor:
-        if self._made is None:
-            from llguidance import LLExecutor
-
-            self._made = LLExecutor(self._threads)
-        return self._made
-
-    def fill(
-        self, masks: npt.NDArray[np.int32], wanted: Sequence[tuple[LLGuidanceMatcher, int]]
-    ) -> None:
+    def fill(self, masks: npt.NDArray[np.int32], wanted: Sequence[Wanted]) -> None:
         """Compute row i of ``masks`` [M, ceil(V / 32)], contiguous, for each (matcher, i) of those
         that `LLGuidanceMatcher.computes` said must be."""
-        self._executor.unsafe_compute_mask_ptr(
-            [(matcher.inner, i) for matcher, i in wanted],
-            masks.ctypes.data,
-            masks.strides[0],
-            len(masks),
-        )
+        spread(wanted)
+        address, stride, rows = masks.ctypes.data, masks.strides[0], len(masks)
 
-    def accept(self, wanted: Sequence[tuple[LLGuidanceMatcher, int]]) -> list[bool]:
+        def fill(executor: LLExecutor, part: list[int]) -> None:
+            of = [(wanted[k][0].inner, wanted[k][1]) for k in part]
+            executor.unsafe_compute_mask_ptr(of, address, stride, rows)
+
+        self._each(shares(by_lexer(wanted), self._threads), fill)
+
+    def accept(self, wanted: Sequence[Wanted]) -> list[bool]:
         """Have each matcher's library take a token that `LLGuidanceMatcher.asks_library` is for;
         which did, and now await `LLGuidanceMatcher.took`."""
-        return self._executor.consume_token_par(
-            [(matcher.inner, token) for matcher, token in wanted]
-        )
+
+        def accept(executor: LLExecutor, part: list[int]) -> list[bool]:
+            return executor.consume_token_par([(wanted[k][0].inner, wanted[k][1]) for k in part])
+
+        parts = shares(by_lexer(wanted), self._threads)
+        taken = [False] * len(wanted)
+        for part, results in zip(parts, self._each(parts, accept)):
+            for k, one in zip(part, results):
+                taken[k] = one
+        return taken
+
+    def _each(
+        self, parts: list[list[int]], work: Callable[[LLExecutor, list[int]], _T]
+    ) -> list[_T]:
+        """Do each part in a thread of its own."""
+        if len(self._executors) < len(parts):
+            from llguidance import LLExecutor
+
+            self._executors += [LLExecutor(1) for _ in parts[len(self._executors) :]]
+        calls = [partial(work, one, part) for one, part in zip(self._executors, parts)]
+        return self._crew.run(calls)
+
+
+def by_lexer(wanted: Sequence[Wanted]) -> list[list[int]]:
+    """Where in ``wanted`` those of each lexer are."""
+    groups: dict[int, list[int]] = {}
+    for k, (matcher, _) in enumerate(wanted):
+        groups.setdefault(id(matcher.lexer), []).append(k)
+    return list(groups.values())
+
+
+def shares(groups: list[list[int]], most: int) -> list[list[int]]:
+    """Groups put together to at most so many, about as large as each other."""
+    if len(groups) <= most:
+        return groups
+    parts: list[list[int]] = [[] for _ in range(most)]
+    for group in sorted(groups, key=len, reverse=True):
+        min(parts, key=len).extend(group)
+    return parts
+
+
+def spread(wanted: Sequence[Wanted]) -> None:
+    """Move some matchers to lexers that fewer use."""
+    left = MOVED_TOKENS
+    for group in by_lexer(wanted):
+        for k in group:
+            matcher = wanted[k][0]
+            emptier = matcher.lexer.emptier()
+            if emptier is None:
+                break
+            left -= 1 + matcher.move(emptier)
+            if left <= 0:
+                return

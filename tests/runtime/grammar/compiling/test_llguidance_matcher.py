@@ -224,9 +224,9 @@ def test_a_limit_that_stays_is_raised(small):
     matcher = compile_("json_schema", PERSON, small).matcher()
     for token in b'{"name":"A':
         assert matcher.accept(token)
-    bad = matcher._grammar._make()
+    bad = matcher._grammar.lexers._make()
     bad.consume_token(ord("x"))
-    matcher._grammar._make = lambda: bad
+    matcher._grammar.lexers._make = lambda: bad
     matcher.inner.consume_token(1)
     with pytest.raises(GrammarError):
         matcher.fill(np.zeros(small.words, np.int32))
@@ -238,13 +238,14 @@ def test_a_grammar_lives_on_when_its_lexer_is_worn_out(small):
     every copy of the start."""
     grammar = compile_("json_schema", PERSON, small)
     old = grammar.matcher()
-    assert not grammar._start.consume_token(1)
+    assert not old.lexer.start.consume_token(1)
     assert old.accept(ord("{"))
     for _ in range(2):
         matcher = grammar.matcher()
         assert allowed(matcher, small) == [256]
         assert all(matcher.accept(byte) for byte in b'{"name":"A","age":3}')
-    assert grammar._renewals == 1
+    assert matcher.lexer is not old.lexer
+    assert len(grammar.lexers) == 1
     assert old.accept(ord('"'))
 
 

@@ -1,0 +1,171 @@
+"""The lexers of one grammar on llguidance: outputs that share one wait for each other."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .library_error import check
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+log = logging.getLogger(__name__)
+
+MOST_THREADS = 12
+CROWD = 8
+"""Outputs at one lexer, from which on another is worth its memory."""
+MOST_BYTES = 64 << 20
+"""Memory for the lexers of one grammar, the first aside."""
+
+
+def threads_at_once() -> int:
+    """How many threads compute masks at once, which is how many lexers are of use."""
+    return max(min(MOST_THREADS, len(os.sched_getaffinity(0)) * 3 // 4), 1)
+
+
+class Lexer:
+    """A matcher at the start of an output, whose copies share all that it derives, and wait for
+    each other while they do. ``at``: its place among the grammar's. ``users``: matchers that hold
+    a copy."""
+
+    __slots__ = ("at", "owner", "start", "users")
+
+    def __init__(self, start: LLMatcher, at: int, owner: Lexers) -> None:
+        self.start = start
+        self.at = at
+        self.owner = weakref.ref(owner)
+        self.users: weakref.WeakSet[object] = weakref.WeakSet()
+
+    def copy(self, user: object) -> LLMatcher:
+        """A matcher at the start, which is ``user``'s."""
+        self.users.add(user)
+        return self.start.deep_copy()
+
+    def emptier(self) -> Lexer | None:
+        """One that has so many users less that one of this one's should go there."""
+        owner = self.owner()
+        if owner is None or len(owner) < 2:
+            return None
+        other = owner.emptiest()
+        return other if len(other.users) + 1 < len(self.users) else None
+
+
+class Lexers:
+    """Begins with one; more come, from a thread, when many outputs are at each. Thread-safe.
+
+    ``make`` makes a matcher at the start with a lexer of its own. ``nbytes``: of one. ``most``: how
+    many there may be; None is as many as there are threads to use them at once.
+    """
+
+    def __init__(
+        self, make: Callable[[], LLMatcher], nbytes: int, growth: Growth, most: int | None = None
+    ) -> None:
+        self._make = make
+        self._bytes = nbytes
+        self._growth = growth
+        most = threads_at_once() if most is None else most
+        self._most = min(most, 1 + MOST_BYTES // max(nbytes, 1))
+        self._lock = threading.Lock()
+        self._growing = False
+        self._all = [self._made(0)]
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def nbytes(self) -> int:
+        return len(self._all) * self._bytes
+
+    def emptiest(self) -> Lexer:
+        """The one of the fewest users, for one more."""
+        return min(self._all, key=_users)
+
+    def take(self) -> Lexer:
+        """The same, and another is asked for if there are too few."""
+        found = self.emptiest()
+        if len(found.users) >= CROWD and len(self._all) < self._most and not self._growing:
+            self._growing = True
+            self._growth.ask(self)
+        return found
+
+    def renew(self, worn: Lexer) -> Lexer:
+        """What takes the place of a lexer that has met its bound. Raises `GrammarError` if none can
+        be made."""
+        with self._lock:
+            if self._all[worn.at] is worn:
+                self._all[worn.at] = self._made(worn.at)
+            return self._all[worn.at]
+
+    def grow(self) -> bool:
+        """Add one; whether it is not the last that is wanted now. Raises what `renew` does."""
+        # Out of the lock, which those wait for who cannot go on without a new one.
+        made = self._made(len(self._all))
+        with self._lock:
+            self._all = [*self._all, made]
+            users = sum(map(_users, self._all))
+            self._growing = len(self._all) < self._most and users > CROWD * len(self._all)
+            return self._growing
+
+    def stay(self) -> None:
+        """Be content with what there is."""
+        self._most = len(self._all)
+        self._growing = False
+
+    def _made(self, at: int) -> Lexer:
+        start = self._make()
+        check(start)
+        return Lexer(start, at, self)
+
+
+class Growth:
+    """Makes lexers for those who ask, one at a time, in a thread that ends when nobody does. One
+    that cannot be made is no error: its grammar goes on with those it has."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._asked: deque[weakref.ref[Lexers]] = deque()
+        self._thread: threading.Thread | None = None
+
+    def ask(self, lexers: Lexers) -> None:
+        """Let ``lexers`` have what it wants, unless it is gone by then. Returns at once."""
+        with self._lock:
+            self._asked.append(weakref.ref(lexers))
+            if self._thread is None:
+                # No daemon: one would be stopped within the library when the interpreter ends.
+                self._thread = threading.Thread(target=self._work, name="ramet-lexers")
+                self._thread.start()
+
+    def wait(self) -> None:
+        """Until everybody has what they asked for."""
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _work(self) -> None:
+        main = threading.main_thread()
+        while True:
+            with self._lock:
+                if not self._asked or not main.is_alive():
+                    self._asked.clear()
+                    self._thread = None
+                    return
+                lexers = self._asked.popleft()()
+            try:
+                while lexers is not None and main.is_alive() and lexers.grow():
+                    weak, lexers = weakref.ref(lexers), None
+                    lexers = weak()
+            except Exception as error:
+                assert lexers is not None
+                lexers.stay()
+                log.warning("a grammar goes on with %d lexers: %s", len(lexers), error)
+            lexers = None  # or it would live until somebody asks again
+
+
+def _users(lexer: Lexer) -> int:
+    return len(lexer.users)
