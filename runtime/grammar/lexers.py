@@ -112,11 +112,6 @@ class Lexers:
             self._growing = len(self._all) < self._most and users > CROWD * len(self._all)
             return self._growing
 
-    def stay(self) -> None:
-        """Be content with what there is."""
-        self._most = len(self._all)
-        self._growing = False
-
     def _made(self, at: int) -> Lexer:
         start = self._make()
         check(start)
@@ -138,14 +133,13 @@ class Growth:
             self._asked.append(weakref.ref(lexers))
             if self._thread is None:
                 # No daemon: one would be stopped within the library when the interpreter ends.
-                self._thread = threading.Thread(target=self._work, name="ramet-lexers")
-                self._thread.start()
-
-    def wait(self) -> None:
-        """Until everybody has what they asked for."""
-        thread = self._thread
-        if thread is not None:
-            thread.join()
+                thread = threading.Thread(target=self._work, name="ramet-lexers")
+                try:
+                    thread.start()
+                    self._thread = thread
+                except RuntimeError as error:  # the system has no more
+                    self._asked.clear()
+                    log.warning("no thread to make lexers: %s", error)
 
     def _work(self) -> None:
         main = threading.main_thread()
@@ -155,16 +149,22 @@ class Growth:
                     self._asked.clear()
                     self._thread = None
                     return
-                lexers = self._asked.popleft()()
-            try:
-                while lexers is not None and main.is_alive() and lexers.grow():
-                    weak, lexers = weakref.ref(lexers), None
-                    lexers = weak()
-            except Exception as error:
-                assert lexers is not None
-                lexers.stay()
-                log.warning("a grammar goes on with %d lexers: %s", len(lexers), error)
-            lexers = None  # or it would live until somebody asks again
+                asked = self._asked.popleft()
+            if _grown(asked):
+                with self._lock:
+                    self._asked.append(asked)
+
+
+def _grown(asked: weakref.ref[Lexers]) -> bool:
+    """Make one for who asked; whether they want another."""
+    lexers = asked()
+    if lexers is None:
+        return False
+    try:
+        return lexers.grow()
+    except Exception as error:  # they do not ask again
+        log.warning("a grammar goes on with %d lexers: %s", len(lexers), error)
+        return False
 
 
 def _users(lexer: Lexer) -> int:

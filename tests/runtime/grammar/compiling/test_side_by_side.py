@@ -197,3 +197,28 @@ def test_how_long_a_mask_takes_is_learnt(small):
     for _ in range(30):
         together.fill(jobs_for(guides), np.zeros((3, small.words), np.int32))
     assert 0 < together._seconds < 0.001
+
+
+def test_outputs_at_one_place_are_computed_once(small):
+    guides = guides_of(small, 5 * len(SPECS))
+    together = Watched(3)
+    masks = np.zeros((len(guides), small.words), np.int32)
+    assert together.fill(jobs_for(guides), masks) == []
+    assert together.filled == len(SPECS)
+    for i, row in enumerate(masks):
+        np.testing.assert_array_equal(row, masks[i % len(SPECS)])
+        assert 0 < len(choices(row)) < 300
+
+
+def test_what_turns_out_to_take_long_goes_on_at_once(small, monkeypatch):
+    monkeypatch.setattr("ramet.runtime.engine.together.WORTH_THREADS", 1e-9)
+    guides = guides_of(small, len(SPECS))
+    together = Watched(2)
+    together._seconds = 0.0
+    masks = np.zeros((len(guides), small.words), np.int32)
+    assert together.fill(jobs_for(guides), masks) == []
+    assert together.filled == len(SPECS) - 1
+    assert together._seconds > 0
+    for guide, row in zip(guides_of(small, len(SPECS)), masks):
+        guide.fill(want := np.zeros_like(row))
+        np.testing.assert_array_equal(row, want)
