@@ -60,11 +60,12 @@ class Direct:
         try:
             made._send([hello])
             until = time.monotonic() + HELLO_SECONDS
-            while not (answers := made._receive(LOOK_MS)):
-                if time.monotonic() > until:
-                    break
-            if answers and isinstance(gateway_codec.decode(answers[0]), Welcome):
-                return made
+            while time.monotonic() < until:
+                for answer in map(gateway_codec.decode, made._receive(LOOK_MS)):
+                    if isinstance(answer, Welcome):
+                        return made
+                    if isinstance(answer, Refused):
+                        until = 0.0
         except (ConnectionError, BackendError):
             pass
         made.close()
@@ -152,7 +153,7 @@ class DirectLines:
     def __init__(self, address: str, api_key: str | None, priority: int | str | None) -> None:
         self._open = lambda: Direct.open(address, api_key, priority)
         self._free: list[Direct] = []
-        self._none = False
+        self._none = self._some = False
         self._pid = os.getpid()
         self.running: dict[str, Direct] = {}
         """Where each request runs, by its id."""
@@ -165,7 +166,8 @@ class DirectLines:
             return self._free.pop()
         except IndexError:
             found = self._open()
-            self._none = found is None
+            self._some = self._some or found is not None
+            self._none = not self._some
             return found
 
     def give(self, line: Direct) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import zmq
 
 from ..memory.radix_tree import RadixTree
+from ..protocol.awake import Patience
 from ..protocol.codec import engine_codec, reply_codec
 from ..protocol.errors import BackendError
 from ..protocol.messages import Beat, EngineMessage, EngineReply
@@ -39,7 +40,7 @@ class Connection:
 class Connections:
     """A ROUTER socket, and the lanes beside it; a gateway's lane is a peer of its own. A peer that
     cannot be reached any more is reported by `lost`, never silently skipped. ``spin``: seconds
-    after a message in which `receive` waits awake."""
+    after a message in which `receive` waits awake, as `Patience` has it."""
 
     def __init__(self, address: str, tree: RadixTree, *, spin: float = 0.0) -> None:
         self._context = zmq.Context()
@@ -58,8 +59,7 @@ class Connections:
         self._peers: dict[bytes, Connection] = {}
         self._next = 0
         self._beaten = 0.0
-        self._spin = spin
-        self._heard = 0.0
+        self._patience = Patience(spin)
         self.lost: list[Connection] = []
 
     def __iter__(self) -> Iterator[Connection]:
@@ -95,7 +95,7 @@ class Connections:
     def _decoded(
         self, identity: bytes, messages: list[bytes]
     ) -> Iterator[tuple[Connection, EngineMessage]]:
-        self._heard = time.monotonic()
+        self._patience.heard()
         peer = self._peers.get(identity)
         if peer is None:
             self._next += 1
@@ -115,7 +115,7 @@ class Connections:
             return poll(0)
         now = time.monotonic()
         until = now + wait
-        awake = min(self._heard + self._spin, until)
+        awake = min(self._patience.until, until)
         while now < awake:
             if ready := poll(0):
                 return ready

@@ -76,6 +76,7 @@ class Clients:
         if self._listener is not None:
             self._loop.remove_reader(self._listener.fileno())
             self._listener.close()
+            self._listener = None
         for lane in self._lanes.values():
             lane.close()
         self._lanes.clear()
@@ -139,8 +140,10 @@ class Clients:
             self._take(client, data)
 
     def _accept(self) -> None:
-        assert self._listener is not None
-        while (lane := accept(self._listener, self._message_bytes)) is not None:
+        while (
+            self._listener is not None
+            and (lane := accept(self._listener, self._message_bytes)) is not None
+        ):
             self._attend(lane)
 
     def _attend(self, lane: Lane) -> None:

@@ -57,7 +57,7 @@ class EngineClient:
     handles that it does not know are made good by sending whole prompts.
 
     What is said goes over a lane where the engine has one, and else over the ZMQ socket. After each
-    message the loop stays awake for ``spin`` seconds.
+    step the loop stays awake for ``spin`` seconds, as `Patience` has it.
     """
 
     def __init__(
@@ -331,13 +331,13 @@ class EngineClient:
 
     def _on_message(self, frames: list[bytes]) -> None:
         self._heard = time.monotonic()
-        self._awake.touch()
         try:
             message: EngineReply = reply_codec.decode(frames[-1])
         except BackendError as error:
             log.error("from the engine: %s", error)
             return
         if isinstance(message, StepOut):
+            self._awake.touch()
             self._on_step(message)
         elif isinstance(message, Answer):
             self._on_answer(message)

@@ -15,6 +15,10 @@ from pathlib import Path
 SPIN_CORES = 8
 """Cores from which on some may be spent so."""
 SPIN_SECONDS = 0.005
+"""How long after a message."""
+STEADY_SECONDS = 0.04
+"""How long where messages came one after the other, each within as long of the one before: a
+client that sends a request as soon as it has read an answer, or every few milliseconds."""
 _QUOTA = "/sys/fs/cgroup/cpu.max"
 _QUOTA_V1 = "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"
 
@@ -44,26 +48,45 @@ def _words(path: str) -> list[str]:
         return []
 
 
-class Awake:
-    """Keeps the running asyncio loop from sleeping for ``seconds`` after each `touch`."""
+class Patience:
+    """How long whoever hears messages stays awake for the next one."""
 
     def __init__(self, seconds: float) -> None:
-        self._loop = asyncio.get_running_loop()
+        """``seconds``: after a message by itself; 0: never, also where they are steady."""
         self._seconds = seconds
-        self._until = 0.0
+        self._steady = max(seconds, STEADY_SECONDS)
+        self._heard = float("-inf")
+        self.until = float("-inf")
+        """On the monotonic clock, when to give up."""
+
+    def heard(self) -> None:
+        """Something came, or was sent that will be answered."""
+        if self._seconds > 0:
+            now = time.monotonic()
+            steady = now - self._heard <= self._steady
+            self._heard = now
+            self.until = now + (self._steady if steady else self._seconds)
+
+
+class Awake:
+    """Keeps the running asyncio loop from sleeping for a while after each `touch`."""
+
+    def __init__(self, seconds: float) -> None:
+        """``seconds``: see `Patience`."""
+        self._loop = asyncio.get_running_loop()
+        self._patience = Patience(seconds)
         self._turning = False
 
     def touch(self) -> None:
         """Something came, or was sent that will be answered."""
-        if self._seconds > 0:
-            self._until = time.monotonic() + self._seconds
-            if not self._turning:
-                self._turning = True
-                self._loop.call_soon(self._turn)
+        self._patience.heard()
+        if not self._turning and self._patience.until > time.monotonic():
+            self._turning = True
+            self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         """A loop with something to call does not wait for its descriptors, it only looks."""
-        if time.monotonic() < self._until:
+        if time.monotonic() < self._patience.until:
             self._loop.call_soon(self._turn)
         else:
             self._turning = False

@@ -26,6 +26,7 @@ from ramet.runtime.program.events import Done, Event
 from ramet.runtime.program.instructions import Instruction, Program
 from ramet.runtime.protocol.codec import client_codec, engine_codec, gateway_codec, reply_codec
 from ramet.runtime.protocol.errors import ErrorInfo
+from ramet.runtime.protocol.lane import lane_path, listen
 from ramet.runtime.protocol.messages import (
     Abort,
     Answer,
@@ -400,7 +401,10 @@ class World:
         socket.setsockopt(zmq.SNDHWM, 5)
         socket.bind(self.address)
         keys = {"api_key": api_key, "admin_key": admin_key}
-        service = Service(socket, self.executor, model="fake", limits=limits, **keys)
+        path = lane_path(self.address)
+        assert path is not None
+        lanes = listen(path)
+        service = Service(socket, self.executor, model="fake", limits=limits, lanes=lanes, **keys)
         self.services.append(service)
         return service
 
