@@ -19,9 +19,10 @@ from .checks_schema import (
 from .schema_document import Document, Node, Schema, pointer
 from .schema_exclusion import exclude, integers_only, same
 from .schema_formats import PATTERNS
+from .schema_names import lower_names
 from .schema_negation import negate
 from .schema_numbers import lower_numbers
-from .schema_patterns import lower_patterns
+from .schema_patterns import lower_decimals, lower_patterns
 from .schema_values import barren
 
 _MOST_CHARACTERS = 4_000_000
@@ -37,6 +38,7 @@ def lower_schema(text: str) -> str:
     schema = parse_schema(text)
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
+    lower_decimals(list(Document(schema).nodes.values()))
     document = Document(schema)
     check_document(document)
     for node in document.reachable():
@@ -90,7 +92,7 @@ def _lower(document: Document, node: Node, schema: dict[str, Any]) -> None:
     _lower_not(document, node, schema)
     _lower_if(document, node, schema)
     _lower_one_of(document, node, schema)
-    _lower_names(schema)
+    lower_names(document, node, schema)
 
 
 def _size(value: Any) -> int:
@@ -191,28 +193,3 @@ def _lower_one_of(document: Document, node: Node, schema: dict[str, Any]) -> Non
         {"allOf": [option, *none_of[:i], *none_of[i + 1 :]]} for i, option in enumerate(options)
     ]
     _also(schema, {"anyOf": exactly})
-
-
-def _lower_names(schema: dict[str, Any]) -> None:
-    names = schema.get("propertyNames")
-    if names is None:
-        return
-    if names is True or not may_be(schema, "object"):
-        del schema["propertyNames"]
-        return
-    if schema.get("properties") or schema.get("patternProperties") or not isinstance(names, dict):
-        return
-    rest = schema.get("additionalProperties", True)
-    constraints = {k: v for k, v in names.items() if k not in ("title", "description")}
-    if constraints.get("type") == "string":
-        del constraints["type"]
-    if list(constraints) == ["pattern"]:
-        schema["patternProperties"] = {constraints["pattern"]: rest}
-    elif list(constraints) == ["enum"]:
-        allowed = [name for name in constraints["enum"] if isinstance(name, str)]
-        schema["properties"] = dict.fromkeys(allowed, rest)
-    elif constraints:
-        return
-    if constraints:
-        schema["additionalProperties"] = False
-    del schema["propertyNames"]

@@ -9,6 +9,7 @@ characters, and no operations on sets. And they are without the character NUL: w
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from ..protocol.errors import GrammarError
@@ -24,7 +25,19 @@ _NUL = re.compile(r"\\(?:x00|u0000|U0{8}|[xuU]\{0+\}|c@|0)|\0")
 _VERBOSE = re.compile(r"(?<!\\)\(\?[a-zA-Z]*x")
 _CLASS = re.compile(r"\[\^?\]?(?:[^\]\\]|\\.)*\]", re.DOTALL)
 """A ``]`` that comes first is a character of the class."""
+_MORE = "^(?!^[-+.]*$)"
 _SPECIAL = frozenset("[]&-~")
+
+
+def lower_decimals(nodes: Iterable[Node]) -> None:
+    """Say in place what pydantic's patterns of decimals begin with, a look-ahead by which there is
+    more than signs and points, as a pattern of its own."""
+    for node in nodes:
+        pattern = node.schema.get("pattern") if isinstance(node.schema, dict) else None
+        if isinstance(pattern, str) and pattern.startswith(_MORE) and "|" not in pattern:
+            assert isinstance(node.schema, dict)
+            node.schema["pattern"] = "^" + pattern[len(_MORE) :]
+            node.schema["allOf"] = [*node.schema.get("allOf", ()), {"pattern": "[^-+.]"}]
 
 
 def lower_patterns(node: Node, path: str) -> None:

@@ -1,8 +1,9 @@
 """Python types as JSON schemas.
 
-Taken are the scalars, ``None``, ``Any``, lists, tuples, sets, dicts with text keys, unions,
-``Literal``, enums, dataclasses, TypedDicts and, without importing pydantic, its models. Objects
-made from types are closed: nothing is written that no field would hold.
+Taken are the scalars, dates, times, ids and decimals, ``None``, ``Any``, lists, tuples, sets, dicts
+with text keys, unions, ``Literal``, enums, dataclasses, TypedDicts, bounds of ``Annotated`` and,
+without importing pydantic, its models. Objects made from types are closed: nothing is written that
+no field would hold.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from collections.abc import Callable
 from typing import Any, Union, cast, get_args, get_origin
 
 from ..protocol.errors import BadInputError
+from .annotated import narrowed
+from .json_scalars import scalar_schema
+from .pydantic_schema import model_schema
 
 Schema = dict[str, Any]
 
@@ -84,7 +88,9 @@ class _Writer:
 
     def _generic(self, type_: Any, where: str) -> Schema:
         origin, arguments = get_origin(type_), get_args(type_)
-        if origin is typing.Annotated or origin in PRESENCE:
+        if origin is typing.Annotated:
+            return narrowed(self.schema(arguments[0], where), arguments[1:])
+        if origin in PRESENCE:
             return self.schema(arguments[0], where)
         if origin is typing.Literal:
             return _one_of(list(arguments), where)
@@ -110,6 +116,9 @@ class _Writer:
             return {"type": "array"}
         if type_ in MAPS:
             return {"type": "object"}
+        scalar = scalar_schema(type_)
+        if scalar is not None:
+            return scalar
         if issubclass(type_, enum.Enum):
             return _one_of(list(enum_values(type_)), where)
         if callable(getattr(type_, "model_json_schema", None)):
@@ -143,7 +152,7 @@ class _Writer:
 
     def _model(self, type_: Any, top: bool) -> Schema:
         """pydantic's own schema; its definitions join ours."""
-        whole = _closed(type_.model_json_schema())
+        whole = _closed(model_schema(type_))
         if top:
             return whole
         for name, definition in whole.pop("$defs", {}).items():

@@ -7,9 +7,9 @@ import enum
 import json
 import types
 import typing
-from collections.abc import Mapping
 from typing import Any, Union, cast, get_args, get_origin
 
+from .json_scalars import scalar_from
 from .json_types import ARRAYS, MAPS, PRESENCE, enum_values, fields_of, is_typed_dict, name_of
 
 
@@ -29,7 +29,7 @@ def value_from(type_: Any, value: Any, where: str) -> Any:
     if origin is typing.Annotated or origin in PRESENCE:
         return value_from(arguments[0], value, where)
     if origin is typing.Literal:
-        return _member({a: a for a in arguments}, value, where)
+        return _member([(a, a) for a in arguments], value, where)
     if origin in (Union, types.UnionType):
         return _first_that_fits(arguments, value, where)
     if origin is tuple or type_ is tuple:
@@ -44,7 +44,7 @@ def value_from(type_: Any, value: Any, where: str) -> Any:
         item = arguments[1] if arguments else Any
         return {k: value_from(item, v, f"{where}.{k}") for k, v in _map(value, where).items()}
     if isinstance(type_, type) and issubclass(type_, enum.Enum):
-        return _member(enum_values(type_), value, where)
+        return _member(list(enum_values(type_).items()), value, where)
     validate = getattr(type_, "model_validate", None)
     if callable(validate):
         return validate(value)
@@ -56,6 +56,9 @@ def value_from(type_: Any, value: Any, where: str) -> Any:
 def _scalar_from(type_: Any, value: Any, where: str) -> Any:
     if type_ in (Any, object):
         return value
+    found = scalar_from(type_, value, where)
+    if found is not None:
+        return found
     if type_ is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type_ is int and isinstance(value, float) and value.is_integer():
@@ -101,13 +104,14 @@ def _first_that_fits(arguments: tuple[Any, ...], value: Any, where: str) -> Any:
     raise ValueError(problems[-1])
 
 
-def _member(members: Mapping[Any, Any], value: Any, where: str) -> Any:
-    for key, member in members.items():
+def _member(members: list[tuple[Any, Any]], value: Any, where: str) -> Any:
+    """As pairs, because True and 1 are one key of a dict."""
+    for key, member in members:
         if type(key) is type(value) and key == value:
             return member
         if isinstance(key, enum.Enum) and key.value == value:
             return member
-    raise ValueError(f"{where}: {value!r} is none of {', '.join(map(repr, members))}")
+    raise ValueError(f"{where}: {value!r} is none of {', '.join(repr(key) for key, _ in members)}")
 
 
 def _array(value: Any, where: str) -> list[Any]:

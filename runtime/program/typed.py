@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from ..protocol.errors import BadInputError
+from .annotated import bounds_of
 from .json_types import enum_values, json_schema_of
 from .json_values import value_from_json
 
@@ -57,7 +58,8 @@ def typed(type_: Any) -> Typed:
     if name is not None:
         return Typed("regex", REGEXES[name], _STOPS.get(name, ()), _PARSERS[name])
     if get_origin(type_) is typing.Annotated:
-        return typed(get_args(type_)[0])
+        inner, *metadata = get_args(type_)
+        return typed_json(type_) if bounds_of(metadata) else typed(inner)
     values = _choices(type_)
     if values is not None:
         return _chosen(values, type_)
