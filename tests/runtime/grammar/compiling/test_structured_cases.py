@@ -1,4 +1,4 @@
-"""The cases of `cases/structured.jsonl` with the real tokenizer, compiled as users compile."""
+"""The cases of `cases/structured*.jsonl` with the real tokenizer, compiled as users compile."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from ramet.runtime.grammar import compile_spec
 from ramet.runtime.protocol.errors import GrammarError
 
-FILE = Path(__file__).parents[3] / "cases" / "structured.jsonl"
-CASES = [json.loads(line) for line in FILE.read_text().splitlines()]
+FILES = sorted((Path(__file__).parents[3] / "cases").glob("structured*.jsonl"))
+CASES = [json.loads(line) for file in FILES for line in file.read_text().splitlines()]
 DEADLINE = 10.0
 
 
