@@ -14,6 +14,9 @@ from ..protocol.errors import GrammarError
 MAX_PATTERN = 20_000
 """Characters; longer ones are left to the backend."""
 
+_FOREIGN = re.compile(r"\\(?:[pPuxX]\{[^{}]*\}|[pP][A-Za-z]|c[A-Za-z])")
+_NAMED = re.compile(r"(?<!\\)\(\?<(?=[A-Za-z_])")
+"""What Python writes otherwise, or not at all."""
 _NAMES = {
     op.GROUPREF: "a backreference",
     op.GROUPREF_EXISTS: "a conditional group",
@@ -30,7 +33,7 @@ def check_pattern(pattern: str, where: str) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            parsed = _parser.parse(pattern)
+            parsed = _parser.parse(_NAMED.sub("(?P<", _FOREIGN.sub("x", pattern)))
         found = next(_unsupported(parsed), None)
     except (re.error, OverflowError, RecursionError):
         return

@@ -18,6 +18,7 @@ from .reachable import reachable_tree
 from .regex_tree import portable
 from .schema_document import Document, pointer
 from .schema_lowering import lower_schema, open_names
+from .schema_patterns import lower_pattern
 from .spec import FLEXIBLE_WHITESPACE, Spec
 from .vocabulary import Vocabulary
 
@@ -56,6 +57,9 @@ class LLGuidanceBackend:
         try:
             grammar = self._build(source, vocabulary, 0)
         except GrammarError as error:
+            if spec.kind == "json_schema" and (found := _bad_pattern(spec.text)):
+                pattern, where = found
+                raise GrammarError(f"not a pattern: {pattern!r}", where=where) from None
             if error.message.startswith("oneOf"):  # its words are about settings of its own
                 raise GrammarError(
                     "'oneOf' is not supported where its options may hold together",
@@ -221,6 +225,24 @@ def _one_of(schema: str) -> str | None:
     nodes = Document(json.loads(schema)).reachable()
     places = [n.path for n in nodes if isinstance(n.schema, dict) and "oneOf" in n.schema]
     return pointer(min(places, key=len), "oneOf") if places else None
+
+
+def _bad_pattern(schema: str) -> tuple[str, str] | None:
+    """(text, place) of a pattern that the library does not read."""
+    from llguidance import LLMatcher
+
+    for node in Document(json.loads(schema)).reachable():
+        if not isinstance(node.schema, dict):
+            continue
+        found = [("pattern", node.schema["pattern"])] if "pattern" in node.schema else []
+        found += [("patternProperties", name) for name in node.schema.get("patternProperties", ())]
+        for keyword, pattern in found:
+            names = (keyword,) if keyword == "pattern" else (keyword, pattern)
+            where = pointer(node.path, *names)
+            regex = LLMatcher.grammar_from_regex(lower_pattern(pattern, where))
+            if LLMatcher.validate_grammar(regex):
+                return pattern if len(pattern) <= 80 else pattern[:79] + "…", where
+    return None
 
 
 def _try(matcher: LLGuidanceMatcher, vocabulary: Vocabulary) -> None:

@@ -25,6 +25,16 @@ _NUL = re.compile(r"\\(?:x00|u0000|U0{8}|[xuU]\{0+\}|c@|0)|\0")
 _VERBOSE = re.compile(r"(?<!\\)\(\?[a-zA-Z]*x")
 _CLASS = re.compile(r"\[\^?\]?(?:[^\]\\]|\\.)*\]", re.DOTALL)
 """A ``]`` that comes first is a character of the class."""
+_ESCAPE = re.compile(
+    r"\\(?:[xuUpP]\{[^{}]*\}|c[A-Za-z]"
+    r"|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|.)",
+    re.DOTALL,
+)
+_PIECE = re.compile(
+    rf"{_ESCAPE.pattern}|{_CLASS.pattern}|\{{(?:(?:[0-9]+(?:,[0-9]*)?|,[0-9]*)\}})?", re.DOTALL
+)
+"""What is written otherwise in JavaScript: a brace that counts nothing is a character there. (So is
+that of ``{,2}``, which counts in Python: it is left to the library, which refuses it.)"""
 _MORE = "^(?!^[-+.]*$)"
 _SPECIAL = frozenset("[]&-~")
 
@@ -56,7 +66,8 @@ def lower_patterns(node: Node, path: str) -> None:
 
 
 def lower_pattern(pattern: str, where: str) -> str:
-    """The same pattern with plain classes that do without NUL."""
+    """The same pattern in the library's dialect, with plain classes that do without NUL."""
+    pattern = _PIECE.sub(lambda found: _of_javascript(found[0]), pattern)
     if "[" not in pattern and not _PROPERTY.search(pattern):
         return pattern
     if _VERBOSE.search(pattern):
@@ -77,6 +88,21 @@ def lower_pattern(pattern: str, where: str) -> str:
         parts.append(part)
         at = after
     return "".join(parts)
+
+
+def _of_javascript(piece: str) -> str:
+    """A class, an escape or an opening brace as the library writes it."""
+    if piece[0] == "[":
+        inner = _ESCAPE.sub(lambda found: _of_javascript(found[0]), piece)
+        return re.sub(r"\\.", lambda found: r"\x08" if found[0] == r"\b" else found[0], inner)
+    if piece[:2] == r"\c" and len(piece) == 3:
+        return f"\\x{ord(piece[2]) & 31:02x}"
+    if piece[:2] == r"\u" and len(piece) == 12:
+        pair = (int(piece[2:6], 16) << 10) + int(piece[8:12], 16) - 0x35FDC00
+        return f"\\x{{{pair:x}}}"
+    if piece in (r"\<", r"\>"):  # not the edges of a word
+        return piece[1]
+    return r"\{" if piece == "{" else piece
 
 
 def _after(pattern: str, at: int) -> int:

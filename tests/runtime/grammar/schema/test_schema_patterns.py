@@ -63,9 +63,58 @@ def test_a_class_takes_what_it_takes_in_python(schemas, chars, form):
         assert taken == (oracle.fullmatch(text) is not None), (pattern, text)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        (r"^{a}$", ["{a}"], ["a"]),
+        (r"^a{b}{2}$", ["a{b}}"], ["a{b}", "ab"]),
+        (r"^a{}{ ,2}$", ["a{}{ ,2}"], ["a", "aa"]),
+        (r"^\{x{1,2}\}{2}$", ["{xx}}"], ["{x}", "x"]),
+        (r"^[{]a{2,}[}]$", ["{aa}"], ["{a}"]),
+        (r"^\cA[\cJ\b]$", ["\x01\n", "\x01\x08"], ["A\n", "\x01b"]),
+        (r"^\ud83d\ude00[\uD83D\uDE00-\uD83D\uDE02]$", ["😀😁"], ["😀", "😀😃"]),
+        (r"^\u{1F600}\x{41}\p{Lu}$", ["😀AÉ"], ["😀Aé"]),
+        (r"^\<b\>$", ["<b>"], ["b"]),
+        (r"^[\\b]$", ["\\", "b"], ["\x08"]),
+    ],
+)
+def test_what_javascript_writes_otherwise(schemas, pattern, good, bad):
+    grammar = schemas.compile({"type": "string", "pattern": pattern})
+    taken = [t for t in good + bad if schemas.takes(grammar, json.dumps(t, ensure_ascii=False))]
+    assert taken == good
+
+
 def test_what_is_plain_stays_as_it_is():
     for pattern in ("^[a-z0-9_-]+$", r"\[x\]", "^[A-Z][a-z]*( [A-Z])?$", r"[\s\S]*", "[unclosed"):
         assert lower_pattern(pattern, "#") == pattern
+
+
+@pytest.mark.parametrize("pattern", ["a{,2}", "[a", "(a", r"\q", r"\p{Foo}", "*"])
+@pytest.mark.parametrize("keyword", ["pattern", "patternProperties"])
+def test_what_is_no_pattern_is_named_by_place(schemas, pattern, keyword):
+    bad = {"pattern": pattern} if keyword == "pattern" else {"patternProperties": {pattern: {}}}
+    schema = {"properties": {"b": {"pattern": "a.c"}, "a": {**bad, "minLength": 2}}}
+    with pytest.raises(GrammarError) as caught:
+        schemas.compile({"$ref": "#/$defs/x", "$defs": {"x": schema}})
+    where = f"#/$defs/x/properties/a/{keyword}"
+    assert caught.value.where == (where if keyword == "pattern" else f"{where}/{pattern}")
+    assert repr(pattern) in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("pattern", "word"),
+    [
+        (r"^\p{L}(?=a)", "look-ahead"),
+        (r"(?<n>a)(?<!b)", "look-behind"),
+        (r"(?<n>a)\1", "backreference"),
+        (r"\u{1F600}\b", "word boundary"),
+    ],
+)
+def test_what_no_automaton_has_is_named_in_javascript_too(schemas, pattern, word):
+    with pytest.raises(GrammarError, match=word) as caught:
+        schemas.compile({"type": "string", "pattern": pattern})
+    assert caught.value.where == "#/pattern"
 
 
 @pytest.mark.parametrize("pattern", [r"[a]\x00", r"[^b]|\u0000", r"(?x) [a] # [", "[^a]\0"])
