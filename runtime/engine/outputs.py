@@ -12,6 +12,8 @@ from ..scheduler.request import Request
 from ..scheduler.rows import Rows
 from .connections import Connections
 
+_ALL = slice(None)
+
 
 class Outputs:
     """Writes columns of tokens and log-probs to each connection's outbox."""
@@ -27,8 +29,11 @@ class Outputs:
         rows = self._rows
         peers = [request.connection for row in at if (request := rows.requests[row]) is not None]
         logprobs = None if result.logprobs is None else result.logprobs[alive]
-        for identity in set(peers):
-            mine = np.fromiter((peer == identity for peer in peers), np.bool_, len(peers))
+        several = set(peers)
+        for identity in several:
+            mine = _ALL
+            if len(several) > 1:
+                mine = np.fromiter((peer == identity for peer in peers), np.bool_, len(peers))
             peer = self._connections[identity]
             column = peer.outbox.tokens(
                 rows.rid[at[mine]], tokens[mine], None if logprobs is None else logprobs[mine]

@@ -45,7 +45,9 @@ class Samples:
             self._departures.fail(request, RametError(NAN_LOGITS), poisoned=True)
         rows = self._rows
         alive = rows.epoch[planned.rows] == planned.epochs
-        at, tokens, bad = planned.rows[alive], result.tokens[alive], result.bad[alive]
+        at, tokens, bad = planned.rows, result.tokens, result.bad
+        if not alive.all():
+            at, tokens, bad = at[alive], tokens[alive], bad[alive]
         known = rows.known[at]
         rows.tokens[at, known] = tokens
         rows.known[at] = known + 1

@@ -43,10 +43,13 @@ class Clients:
         message_bytes: int,
         buffered_bytes: int,
         listener: socket.socket | None = None,
+        on_all: Callable[[], None] = lambda: None,
     ) -> None:
-        """``listener``: where clients of this machine open lanes."""
+        """``listener``: where clients of this machine open lanes; ``on_all`` is called after the
+        messages that came together over one."""
         self._on_message = on_message
         self._buffered_bytes = buffered_bytes
+        self._on_all = on_all
         self._message_bytes = message_bytes
         self._codec: Codec[ClientMessage] = Codec(ClientMessage, message_bytes)
         self._clients: dict[bytes | int, Client] = {}
@@ -153,6 +156,7 @@ class Clients:
         def on_messages(messages: list[bytes]) -> None:
             for data in messages:
                 self._take(client, data)
+            self._on_all()
 
         wire = LaneWire(lane, on_messages, lambda: self._lose(client))
         client = Client(identity, wire.send)

@@ -214,6 +214,11 @@ class EngineClient:
             self._wire.post(data)
         self._awake.touch()
 
+    def flush(self) -> None:
+        """Send what waits for the end of this turn of the loop."""
+        if self._lane is not None:
+            self._lane.flush()
+
     def _release(self, number: int) -> None:
         if not self._released:
             self._loop.call_soon(self._send_released)

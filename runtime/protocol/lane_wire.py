@@ -41,11 +41,12 @@ class LaneWire:
         it, however much waits already."""
         self._posted.append(message)
         if len(self._posted) == 1:
-            self._loop.call_soon(self._send_posted)
+            self._loop.call_soon(self.flush)
 
-    def _send_posted(self) -> None:
+    def flush(self) -> None:
+        """Send what was posted now, as no more is to come in this turn."""
         posted, self._posted = self._posted, []
-        if self._closed:
+        if self._closed or not posted:
             return
         try:
             self._lane.send(posted)
