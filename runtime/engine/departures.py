@@ -63,7 +63,8 @@ class Departures:
 
     def forget(self, peer: Connection) -> None:
         """A gateway is gone: drop its work, release what it kept."""
-        log.warning("a gateway is gone; dropping %d requests", len(peer.requests))
+        level = logging.WARNING if peer.requests else logging.INFO
+        log.log(level, "a gateway is gone; dropping %d requests", len(peer.requests))
         for request in list(peer.requests.values()):
             self._forget_output(request)
             self._scheduler.remove(request)

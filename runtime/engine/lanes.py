@@ -50,7 +50,7 @@ class Lanes:
                     self._poller.register(descriptor, zmq.POLLIN)
                 messages = lane.receive()
             except ConnectionError as error:
-                log.info("a lane has ended: %s", error)
+                log.debug("a lane has ended: %s", error)
                 self.drop(identity)
                 self.gone.append(identity)
                 continue
