@@ -11,48 +11,27 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-
-@triton.jit
-def wait_previous(PDL: tl.constexpr):
-    """The first half of `after_previous`: wait until the kernel before has ended."""
-    if PDL:
-        cuda.gdc_wait()
-
-
-@triton.jit
-def release_next(PDL: tl.constexpr):
-    """The second half, for where the next kernel had better not start at once: what it asks of a
-    multiprocessor would be missed."""
-    if PDL:
-        cuda.gdc_launch_dependents()
+HALFWAY, EARLY = 1, 2
+"""When a kernel under programmatic dependent launch lets the next one start: as soon as it has what
+the kernel before made, or at once, so that the next one's weights are on their way meanwhile."""
 
 
 @triton.jit
 def after_previous(PDL: tl.constexpr):
-    """Under programmatic dependent launch: wait until the kernel before has ended, then let the
-    next one start.
+    """Under programmatic dependent launch: let the next kernel start, and wait until the one before
+    has ended. PDL says in which order, `HALFWAY` or `EARLY`; 0: neither.
 
-    Every kernel calls it once, waiting before it lets the next one go. So what was written two
-    kernels ago or earlier (weights, tables, the KV of earlier steps) may be read before the call;
-    what the kernel right before wrote may not, and nothing may be written before it.
+    Every kernel calls it once. A kernel may be early, and then the next but one may begin while the
+    one before it still runs. So before the call only what was there when the step's embedding began
+    may be read (weights, tables, lengths, the KV of earlier steps), and nothing be written. The
+    embedding itself is not early, nor is a kernel whose next one relies on its wait.
     """
-    if PDL:
-        cuda.gdc_wait()
+    if PDL == 2:
         cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def fetch_lines(lines, SIZE: tl.constexpr):
-    """Ask for the first SIZE bytes (a multiple of 16) at each pointer to be brought into the
-    second-level cache. Returns at once; nothing depends on it. For Hopper, compiled."""
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [lines.to(tl.int64), tl.full(lines.shape, SIZE, tl.int32)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    if PDL > 0:
+        cuda.gdc_wait()
+    if PDL == 1:
+        cuda.gdc_launch_dependents()
 
 
 def interpreted() -> bool:
@@ -84,16 +63,18 @@ def start(
     *arguments: Any,
     device: torch.device,
     pdl: bool = False,
+    release: int = HALFWAY,
     warps: int = 4,
     stages: int = 3,
     **constants: Any,
 ) -> None:
-    """Launch a kernel that has a `PDL` constant, with dependent launch where the device has it."""
+    """Launch a kernel that has a `PDL` constant, with dependent launch where the device has it;
+    `release` says when it lets the next one start."""
     pdl = dependent_launch(device, pdl)
     kernel[grid](
         *arguments,
         **constants,
-        PDL=pdl,
+        PDL=release if pdl else 0,
         num_warps=warps,
         num_stages=stages,
         launch_pdl=pdl,

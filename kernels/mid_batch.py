@@ -17,35 +17,32 @@ import triton.language as tl
 
 from .activation import activate
 from .launch import (
+    EARLY,
+    HALFWAY,
     after_previous,
     ceil_div,
-    dependent_launch,
-    fetch_lines,
     power_of_two,
-    release_next,
     require,
     start,
-    wait_previous,
 )
 from .operands import Norm
 
 MOST_ROWS = 256
 LARGEST_WIDTH = 16384
-LATE_UP_TO = 32
-"""Rows up to which the next kernel is let start only at the end. Measured on an H200, 8B shape: a
-step of 16 rows takes 4 % less, one of 64 a little more."""
+CROWDED = 16
+"""Rows from which on the kernel after a sum of slices is let start early. Below that its programs,
+which take all of a multiprocessor, are in the way of the product's last: 8 rows of the 8B shape
+take 2 % longer."""
 
 
 class Tiles(NamedTuple):
-    """How one product is cut: rows of weight and columns a tile, slices of K, and the columns of
-    its own weight that a program asks for before the kernel ahead of it has ended."""
+    """How one product is cut: rows of weight and columns a tile, slices of K."""
 
     block_n: int
     block_k: int
     warps: int
     stages: int
     slices: int = 1
-    ahead: int = 0
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -62,8 +59,6 @@ def mid_rows_kernel(
     BLOCK_K: tl.constexpr,
     SLICES: tl.constexpr,
     STAGES: tl.constexpr,
-    FETCH: tl.constexpr,
-    LATE: tl.constexpr,
     BIAS: tl.constexpr,
     ACT: tl.constexpr,
     ADD: tl.constexpr,
@@ -83,16 +78,12 @@ def mid_rows_kernel(
         line += tl.where(i < OUTPUTS, 0, N)
     first = tl.program_id(1) * EACH
     lines = weight + line.to(tl.int64) * K + first
-    if FETCH > 0:
-        fetch_lines(lines, FETCH)
     m = tl.minimum(tl.arange(0, BLOCK_M), rows - 1)
     k = tl.arange(0, BLOCK_K)
     wide = lines[:, None] + k[None, :]
     narrow = x + m[None, :] * K + (first + k)[:, None]
     acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
-    wait_previous(PDL)
-    if not LATE:
-        release_next(PDL)
+    after_previous(PDL)
     for begin in tl.range(0, EACH, BLOCK_K, num_stages=STAGES):
         if EVEN:
             w = tl.load(wide + begin)
@@ -102,8 +93,6 @@ def mid_rows_kernel(
             w = tl.load(wide + begin, mask=inside[None, :], other=0.0)
             value = tl.load(narrow + begin, mask=inside[:, None], other=0.0)
         acc = tl.dot(w, value, acc)
-    if LATE:
-        release_next(PDL)
     there = tl.arange(0, BLOCK_M) < rows
     m = tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -187,10 +176,6 @@ def _product(
     require(0 < rows <= MOST_ROWS, f"{rows} rows; from 1 to {MOST_ROWS} are taken")
     require(x.dtype == weight.dtype and x.dtype != torch.float32, "16-bit x and weight are taken")
     block_n = tiles.block_n // 2 if act else tiles.block_n
-    each = ceil_div(ceil_div(width, tiles.block_k), tiles.slices) * tiles.block_k
-    ahead = min(tiles.ahead, each, width)
-    # Whole multiples of 16 bytes, and within the last slice too.
-    fetch = ahead if width % 8 == 0 and each * tiles.slices == width else 0
     start(
         mid_rows_kernel,
         (ceil_div(outputs, block_n), tiles.slices),
@@ -206,13 +191,12 @@ def _product(
         BLOCK_K=tiles.block_k,
         SLICES=tiles.slices,
         STAGES=tiles.stages,
-        LATE=rows <= LATE_UP_TO,
-        FETCH=2 * fetch if dependent_launch(x.device, pdl) else 0,
         BIAS=bias is not None,
         ACT=act,
         ADD=add,
         device=x.device,
         pdl=pdl,
+        release=EARLY,
         warps=tiles.warps,
         stages=tiles.stages,
     )
@@ -263,6 +247,7 @@ def sum_parts(
             NORM=norm is not None,
             device=parts.device,
             pdl=pdl,
+            release=EARLY if rows > CROWDED else HALFWAY,
             # Rows are few: only many warps have all of a row's parts in flight.
             warps=min(max(block // 128, 1), 16),
         )

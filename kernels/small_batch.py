@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from .gemv import few_rows_kernel, one_row_kernel
-from .launch import ceil_div, require, start
+from .launch import EARLY, ceil_div, require, start
 from .norm import rms_norm
 from .operands import Rotation
 from .rope import slot_stride
@@ -88,13 +88,13 @@ def _launch(
     if plan.slices == 0:
         start(
             one_row_kernel, grid, *pointers, **sizes, **flags, STAGES=plan.stages,
-            BEFORE=plan.before, device=x.device, pdl=pdl, warps=plan.warps,
+            BEFORE=plan.before, device=x.device, pdl=pdl, release=EARLY, warps=plan.warps,
         )  # fmt: skip
         return out
     start(
         few_rows_kernel, grid, *pointers, rows, **sizes, **flags, SLICES=plan.slices,
-        BLOCK_M=8 if rows <= 8 else 16, device=x.device, pdl=pdl, warps=plan.warps,
-        stages=plan.stages,
+        BLOCK_M=8 if rows <= 8 else 16, device=x.device, pdl=pdl, release=EARLY,
+        warps=plan.warps, stages=plan.stages,
     )  # fmt: skip
     return out
 

@@ -40,6 +40,9 @@ ROW_BUCKETS = (1, 8, MOST_ROWS, 32, 64, 128, 256)
 AT_START = (1, 8, MOST_ROWS)
 """Those measured by an engine when no table has them; the others take minutes."""
 
+FORMAT = 2
+"""Of a table's file; what another format says is measured again."""
+
 LARGEST_UNMEASURED = 128 << 20
 """Bytes of weights up to which the kernel for few rows is taken unmeasured."""
 
@@ -76,17 +79,17 @@ def candidates(product: Product) -> list[Plan | Tiles]:
             Plan(4, 512, 4, 0),
             Plan(8, 512, 4, 0),
             Plan(8, 1024, 8, 0),
-            Plan(4, 1024, 8, 0),
-            Plan(4, 1024, 4, 0),
-            Plan(2, 2048, 4, 0),
-            Plan(2, 1024, 2, 0, before=2),
+            Plan(4, 1024, 4, 0, before=2),
+            Plan(4, 512, 2, 0, before=3),
+            Plan(4, 2048, 8, 0, before=2),
+            Plan(2, 2048, 8, 0, before=2),
             Plan(8, 512, 8, 0, before=3),
         ]
         if gated:
             # A norm taken by every program costs more than its own kernel where x is wide.
             plans += [Plan(4, 512, 4, 0, inside=0), Plan(2, 2048, 4, 0, inside=0)]
         elif k > 4096:
-            plans += [Plan(4, 1024, 8, 0, before=3)]
+            plans += [Plan(4, 2048, 8, 0, before=4)]
         return [plan for plan in plans if plan.block_k * plan.before < 2 * k]
     if rows > MOST_ROWS:
         return list(tile_candidates(product))
@@ -106,8 +109,9 @@ def candidates(product: Product) -> list[Plan | Tiles]:
 def tile_candidates(product: Product) -> list[Tiles]:
     """Cuts for the tensor cores: enough programs for the device, each with enough in flight."""
     rows, n, k, gated, _ = product
-    deep = 64 if rows > 64 else 128
-    shapes = [(64, deep, 4, 4), (64, 64, 4, 6), (128, 64, 8, 4)]
+    shapes = [(64, 128, 4, 4), (64, 256, 4, 3), (128, 64, 8, 4), (128, 128, 8, 3)]
+    if rows > 32:
+        shapes = [(64, 64, 4, 4 if rows > 64 else 6), *shapes[::2]]
     if rows > 128:
         shapes = [(64, 64, 4, 4), (128, 64, 8, 3), (128, 64, 8, 4)]
     programs = n * (2 if gated else 1) // 64
@@ -116,12 +120,11 @@ def tile_candidates(product: Product) -> list[Tiles]:
         # About one, two and three programs a multiprocessor.
         wanted = [max(1, round(132 * many / programs)) for many in (1, 2, 3)]
         slices = sorted({min(s, 16, max(1, k // 256)) for s in wanted})
-    found = [
+    return [
         Tiles(block_n, block_k, warps, stages, s)
         for block_n, block_k, warps, stages in shapes
         for s in slices
     ]
-    return found if rows > 128 else [*found, Tiles(64, 64, 4, 6, slices[-1], ahead=256)]
 
 
 class Table:
@@ -133,9 +136,13 @@ class Table:
 
     @staticmethod
     def read(path: Path) -> dict[str, Plan | Tiles | None]:
-        """The plans of a file. Raises ValueError, naming the file, when it is not such a table."""
+        """The plans of a file, none if it is of another format. Raises ValueError, naming the file,
+        when it is not such a table."""
         try:
-            entries = json.loads(path.read_text())["plans"]
+            body = json.loads(path.read_text())
+            if body.get("format") != FORMAT:
+                return {}
+            entries = body["plans"]
             return {key: None if one is None else _plan_of(*one) for key, one in entries.items()}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{path} is not a table of kernel plans: {error!r}") from error
@@ -184,7 +191,7 @@ def write(path: Path, plans: dict[str, Plan | Tiles | None]) -> None:
     lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(one)}" for key, one in body.items())
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, text=True)
     with os.fdopen(handle, "w") as file:
-        file.write(f'{{"plans": {{\n{lines}\n}}}}\n')
+        file.write(f'{{"format": {FORMAT}, "plans": {{\n{lines}\n}}}}\n')
     Path(name).replace(path)
 
 

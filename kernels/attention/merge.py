@@ -9,9 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-from ..launch import after_previous, power_of_two, require, start
+from ..launch import EARLY, HALFWAY, after_previous, power_of_two, require, start
 
 MOST_PARTS = 256
+FEW_HEADS = 16
+"""Heads up to which the linear after the merge is let start early. Its weights then come while
+attention runs: 4 % of a step of one request, 1.5B shape. More heads need the room themselves."""
 
 
 @triton.jit
@@ -124,6 +127,7 @@ def merge(
         LSE=lse_out is not None,
         device=partial.device,
         pdl=pdl,
+        release=EARLY if tokens * heads <= FEW_HEADS else HALFWAY,
         warps=1,
     )
     return out

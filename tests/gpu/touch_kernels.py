@@ -78,7 +78,7 @@ def linears() -> None:
         x, weight, residual = randn(rows_, k), randn(n, k), randn(rows_, n)
         for tiles in (
             mid_batch.Tiles(64, 64, 4, 4),
-            mid_batch.Tiles(64, 64, 4, 6, slices=3, ahead=64),
+            mid_batch.Tiles(64, 64, 4, 6, slices=3),
             mid_batch.Tiles(128, 64, 8, 3, slices=2),
         ):
             mid_batch.mid_linear(x, weight, randn(n), tiles=tiles, pdl=True)

@@ -163,7 +163,7 @@ def run_launchers(model: str) -> None:
         small_batch.norm_gate_up(x, empty(hidden), 1e-5, weight, "silu", pdl=True)
         small_batch.linear_add(inside, empty(hidden, inner), x, pdl=True)
     for rows_, tiles in (
-        (16, mid_batch.Tiles(64, 128, 4, 4, ahead=256)),
+        (16, mid_batch.Tiles(64, 128, 4, 4)),
         (64, mid_batch.Tiles(64, 128, 4, 4)),
         (128, mid_batch.Tiles(128, 64, 8, 4)),
     ):

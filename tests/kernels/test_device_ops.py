@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -169,7 +170,13 @@ def test_tables_survive_the_disk_and_bad_ones_are_named(tmp_path):
     plans = {"1x2->3": Plan(2, 1024, 4, 0), "8x2->3 normed, gated": None}
     tuning.write(path, plans)
     assert Table.read(path) == plans
-    for text in ("{", '{"plans": 3}', json.dumps({"plans": {"a": [1]}})):
+    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
+    assert Table.read(path) == {}, "of another format"
+    for body in ({"plans": 3}, {"plans": {"a": [1]}}):
+        path.write_text(json.dumps({"format": 2, **body}))
+        with pytest.raises(ValueError, match=r"gpu\.json"):
+            Table.read(path)
+    for text in ("{", "[1]"):
         path.write_text(text)
         with pytest.raises(ValueError, match=r"gpu\.json"):
             Table.read(path)
@@ -183,3 +190,8 @@ def test_measuring_fills_the_table(device, on_gpu, tmp_path):
     assert len(table.measure(products, device)) == 2
     assert Table.read(tmp_path / "gpu.json") == table.plans
     assert table.measure(products, device) == []
+
+
+def test_shipped_tables_are_of_this_format():
+    for path in (Path(tuning.__file__).parent / "tuned").glob("*.json"):
+        assert len(Table.read(path)) > 50, path.name

@@ -16,7 +16,7 @@ CUTS = [
     Tiles(64, 32, 4, 3),
     Tiles(32, 64, 4, 2, slices=2),
     Tiles(16, 16, 4, 2, slices=5),
-    Tiles(64, 64, 4, 3, slices=3, ahead=64),
+    Tiles(64, 64, 4, 3, slices=3),
 ]
 HALF = [torch.float16, torch.bfloat16]
 
