@@ -50,7 +50,7 @@ def _lower(node: Node, path: str) -> None:
                 where=pointer(path, keyword),
             )
     _lower_flags(schema)
-    _lower_step(schema)
+    _lower_step(schema, pointer(path, "multipleOf"))
     for keyword in (*_LOWER, *_UPPER):
         bound = schema.get(keyword)
         if bound is not None and abs(bound) > _EXACT:
@@ -86,11 +86,15 @@ def _lower_flags(schema: dict[str, Any]) -> None:
                 schema[keyword] = schema.pop(plain)
 
 
-def _lower_step(schema: dict[str, Any]) -> None:
+def _lower_step(schema: dict[str, Any], where: str) -> None:
     """Of a step such as 0.25 the library takes multiples with all of its decimals only, 1.50 and
     not 1.5: those with fewer are multiples of a larger step."""
     step = schema.get("multipleOf")
-    if not isinstance(step, float) or not may_be(schema, "number"):
+    if not isinstance(step, float):
+        return
+    if not _is_read(step):
+        raise GrammarError(f"multiples of {step!r} are not supported: doubles blur it", where=where)
+    if not may_be(schema, "number"):
         return
     exact = Decimal(repr(step)).normalize()
     places = -int(exact.as_tuple().exponent)
@@ -99,9 +103,17 @@ def _lower_step(schema: dict[str, Any]) -> None:
         return
     counts = {math.lcm(count, 10 ** (places - fewer)) for fewer in range(1, places + 1)}
     larger = [float(Decimal(each).scaleb(-places)) for each in sorted(counts)]
-    options = [{"multipleOf": each} for each in (step, *larger)]
+    options = [{"multipleOf": step}, *({"multipleOf": each} for each in larger if _is_read(each))]
     del schema["multipleOf"]
     schema["allOf"] = [*schema.get("allOf", ()), {"anyOf": options}]
+
+
+def _is_read(step: float) -> bool:
+    """Whether the library, which moves the point by multiplying doubles, sees the digits meant."""
+    moved, places = step, 0
+    while not moved.is_integer() and places <= 2 * _MOST_PLACES:
+        moved, places = moved * 10, places + 1
+    return moved == int(Decimal(repr(step)).scaleb(places))
 
 
 def _inward(schema: dict[str, Any], keyword: str, bound: int, where: str) -> int:

@@ -37,6 +37,17 @@ def test_bounds_hold_where_they_are_near_each_other(schemas):
                 assert taken or not right or text.endswith("0"), (parts, text)
 
 
+@pytest.mark.parametrize("kind", ["number", "integer"])
+def test_steps_that_the_library_would_blur_are_refused_by_place(schemas, kind):
+    for step in (0.07, 16.17, 0.00017 * 10):
+        with pytest.raises(GrammarError, match="multiples of") as caught:
+            schemas.compile({"items": {"type": kind, "multipleOf": step}})
+        assert caught.value.where == "#/items/multipleOf"
+    grammar = schemas.compile({"type": "number", "multipleOf": 0.00017})
+    assert schemas.takes(grammar, "0.00034")
+    assert not schemas.takes(grammar, "0.00035")
+
+
 STEPS = [0.25, 0.125, 0.75, 0.15, 0.025, 1.25, 0.04, 0.05, 0.01, 0.5, 2.5, 0.000125]
 
 
