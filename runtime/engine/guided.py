@@ -7,15 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..protocol.errors import GrammarError, RametError
-from ..protocol.messages import EngineSampling
-from ..scheduler.batch import BoolArray, IntArray
+from ..scheduler.batch import IntArray
 from ..scheduler.request import Request
 from ..scheduler.scheduler import Scheduler
 from .endings import Ending, Endings, Outcome
-from .guides import Guides
+from .guides import Guides, may_jump
 from .healing import leave_prefix
 from .outputs import Outputs
-from .together import MANY_STEPS
 
 RECENT = 16
 """Output tokens that a grammar is shown before those it forces."""
@@ -52,14 +50,13 @@ class Guided:
             self._scheduler.bring_in(request)
             yield request, self._begin(request)
 
-    def ahead(self, at: IntArray, tokens: IntArray, bad: BoolArray) -> None:
-        """Of a step's samples (rows, tokens, whether they are none; [S] each), have the grammars of
-        many take theirs at once. `follow` comes for each that has not ended by then."""
-        rows = self._scheduler.rows
-        some = np.flatnonzero(rows.masked[at] & ~rows.healing[at] & ~bad).tolist()
-        if len(some) >= MANY_STEPS:
-            found = ((rows.requests[at[i]], int(tokens[i])) for i in some)
-            self.guides.accept_together((r, token) for r, token in found if r is not None)
+    def go_on(self, at: IntArray, tokens: IntArray) -> Iterator[tuple[Request, Outcome]]:
+        """`follow` for many rows [S] that sampled tokens [S]; those for which there was anything to
+        do, with what came of it."""
+        requests = self._scheduler.rows.requests
+        pairs = ((requests[row], token) for row, token in zip(at.tolist(), tokens.tolist()))
+        for request, token in self.guides.go_on((r, token) for r, token in pairs if r is not None):
+            yield request, self.follow(request, token)
 
     def follow(self, request: Request, token: int) -> Outcome:
         """Go on by the token that a running request sampled last, and by those that must follow.
@@ -147,15 +144,3 @@ class Guided:
         request.forced_tokens += count
         self._outputs.forced(request, forced[:count])
         return count, ending
-
-
-def may_jump(sampling: EngineSampling) -> bool:
-    """Whether forced tokens may be appended unsampled: not where each token's logits are asked for,
-    or where the sampler counts tokens."""
-    return (
-        sampling.jump_forward
-        and not sampling.logprobs
-        and sampling.repetition_penalty == 1.0
-        and sampling.frequency_penalty == 0.0
-        and sampling.presence_penalty == 0.0
-    )

@@ -12,13 +12,14 @@ from ..grammar.matcher import Grammar, Matcher
 from ..grammar.prefix_matcher import PrefixMatcher
 from ..grammar.spec import Spec
 from ..protocol.errors import GrammarError, RametError
+from ..protocol.messages import EngineSampling
 from ..protocol.sampling import Constraint
 from ..scheduler.batch import IntArray
 from ..scheduler.building import Planned
 from ..scheduler.request import Request
 from ..scheduler.rows import Rows
 from .healing import Prefixes
-from .together import ANYTHING, Failures, Job, Together, own_error
+from .together import ANYTHING, MANY_STEPS, Failures, Job, Together, own_error
 
 
 class Pending(Protocol):
@@ -45,7 +46,7 @@ class Compiler(Protocol):
 
 class Guide:
     """One output in its grammar, if it has one. With ``after``, whatever comes up to that text is
-    free; ``opening`` is what comes before all of that.
+    free; ``opening`` is what comes before all of that. ``jumps``: forced tokens are not sampled.
 
     What the library behind a matcher raises is a `GrammarError` here: it fails one request.
     """
@@ -58,8 +59,11 @@ class Guide:
         names: Mapping[int, bytes] | None = None,
         *,
         opening: PrefixMatcher | None = None,
+        jumps: bool = True,
     ) -> None:
         self._matcher = matcher
+        self._known = matcher if isinstance(matcher, LLGuidanceMatcher) and not after else None
+        self._jumps = jumps
         self._opening = opening
         self._taken: int | None = None
         self._ends = ends
@@ -102,6 +106,12 @@ class Guide:
         if not taken:
             raise GrammarError(f"the grammar does not go on with token {token}")
         self.ended = token in self._ends
+
+    def passes(self, token: int) -> bool:
+        """Go on by a token where it is known at once that `accept` takes it, that the output is not
+        done then, and that nothing is forced or nobody jumps. If not, nothing has changed."""
+        known = self._known
+        return known is not None and self._opening is None and known.passes(token, self._jumps)
 
     @property
     def beside(self) -> LLGuidanceMatcher | None:
@@ -234,6 +244,7 @@ class Guides:
             constraint.after.encode(),
             self._names,
             opening=opening,
+            jumps=may_jump(request.sampling),
         )
 
     def forget(self, request: Request) -> None:
@@ -245,28 +256,40 @@ class Guides:
     def masks(self, planned: Planned, rows: Rows, out: IntArray) -> Failures:
         """Fill ``out`` [M, ceil(V / 32)], a row for each masked sample; the requests that cannot go
         on. Samples that no longer count may be anything."""
+        masked = planned.batch.masked
+        at = planned.rows[masked]
+        counts = (rows.epoch[at] == planned.epochs[masked]).tolist()
         jobs: list[Job] = []
-        for index, at in enumerate(planned.batch.masked.tolist()):
-            row = int(planned.rows[at])
-            request = rows.requests[row]
-            counts = request is not None and rows.epoch[row] == planned.epochs[at]
-            guide = self._guides.get(request.serial) if request is not None and counts else None
+        for index, row in enumerate(at.tolist()):
+            request = rows.requests[row] if counts[index] else None
+            guide = None if request is None else self._guides.get(request.serial)
             if request is None or guide is None:  # one that has healed since is free
                 out[index].fill(ANYTHING)
             else:
                 jobs.append(Job(request, guide, index))
         return self._together.fill(jobs, out)
 
-    def accept_together(self, requests: Iterable[tuple[Request, int]]) -> None:
-        """Of many requests that go on by a token each, do what can be done at once; `Guide.accept`
-        follows for each."""
-        steps = [
-            (guide, token)
-            for request, token in requests
-            if (guide := self._guides.get(request.serial)) is not None
-        ]
-        self._together.accept(steps)
+    def go_on(self, requests: Iterable[tuple[Request, int]]) -> list[tuple[Request, int]]:
+        """Have requests go on by a token each where that is all there is to do; the others, which
+        `Guide.accept` follows for, once what can be done at once for them is done."""
+        guides = self._guides
+        left = [(r, token) for r, token in requests if not guides[r.serial].passes(token)]
+        if len(left) >= MANY_STEPS:
+            self._together.accept([(guides[r.serial], token) for r, token in left])
+        return left
 
     def close(self) -> None:
         if self._compiler is not None:
             self._compiler.close()
+
+
+def may_jump(sampling: EngineSampling) -> bool:
+    """Whether forced tokens may be appended unsampled: not where each token's logits are asked for,
+    or where the sampler counts tokens."""
+    return (
+        sampling.jump_forward
+        and not sampling.logprobs
+        and sampling.repetition_penalty == 1.0
+        and sampling.frequency_penalty == 0.0
+        and sampling.presence_penalty == 0.0
+    )

@@ -56,10 +56,12 @@ class Samples:
         full = made >= rows.max_new[at]
         self._tally.sampled(rows, at)
         self._outputs.tokens(at, tokens, result, alive)
+        watched = bad | stopped | full | rows.stop_strings[at] | rows.healing[at]
         if self._guided is not None:
-            self._guided.ahead(at, tokens, bad)
-        watched = rows.stop_strings[at] | rows.masked[at]
-        for i in np.flatnonzero(bad | stopped | full | watched).tolist():
+            guided = rows.masked[at] & ~watched
+            for request, outcome in self._guided.go_on(at[guided], tokens[guided]):
+                self._departures.conclude(request, outcome)
+        for i in np.flatnonzero(watched).tolist():
             request = rows.requests[at[i]]
             assert request is not None
             if bad[i]:

@@ -59,12 +59,18 @@ class LLGuidanceGrammar:
 
 class LLGuidanceMatcher:
     """llguidance's matcher, with ends counted here and its error state asked for after every call:
-    in that state it would allow nothing but an end, and a broken output would look whole."""
+    in that state it would allow nothing but an end, and a broken output would look whole.
+
+    Along tokens that another output took before, the library is not asked: what it said then is
+    known. It reads them when it is asked something next.
+    """
 
     def __init__(self, grammar: LLGuidanceGrammar, vocabulary: Vocabulary) -> None:
         self._grammar = grammar
         self.lexer = grammar.lexers.take()
-        self.inner = self.lexer.copy(self)
+        self._inner = self.lexer.copy(self)
+        self._unread = 0
+        """The last so many tokens, which the library has yet to read."""
         self._stays = False
         self._vocabulary = vocabulary
         self._words = vocabulary.words
@@ -74,17 +80,28 @@ class LLGuidanceMatcher:
         """Where the output was after each token, up to where the grammar's rows end."""
         self._ended = False
 
+    @property
+    def inner(self) -> LLMatcher:
+        """The library's own, where the output is. Raises `GrammarError` if it cannot get there."""
+        if self._unread:
+            unread, self._unread = self._unread, 0
+            self._inner.consume_tokens(self._tokens[-unread:])
+            if self._inner.is_error():
+                self.begin_anew()
+        return self._inner
+
     def fill(self, row: MaskRow) -> None:
+        words = self._words
+        if len(row) != words or row.dtype != _INT32 or row.strides != (4,):
+            raise ValueError(f"a mask row is {words} contiguous int32, not {row.dtype} {row.shape}")
         if self.computes(row):
             self._compute(row)
             self.filled(row)
 
     def computes(self, row: MaskRow) -> bool:
-        """Whether the library has yet to compute ``row``; if not, it is filled now. Together with
-        `filled`, and the library's work on `inner` in between, this is `fill`."""
-        words = self._words
-        if len(row) != words or row.dtype != _INT32 or row.strides != (4,):
-            raise ValueError(f"a mask row is {words} contiguous int32, not {row.dtype} {row.shape}")
+        """Whether the library has yet to compute ``row``, which is contiguous and as wide as the
+        vocabulary; if not, it is filled now. Together with `filled`, and the library's work on
+        `inner` in between, this is `fill`."""
         if self._ended:
             self._fill_ends(row)
             return False
@@ -95,14 +112,15 @@ class LLGuidanceMatcher:
             self._fill_endless(row)
             self._keep(row)
             return False
+        _ = self.inner  # here is where it may fail
         return True
 
     def filled(self, row: MaskRow) -> None:
         """The library has computed ``row``, or failed."""
-        if self.inner.is_error():
+        if self._inner.is_error():
             self.begin_anew()
             self._compute(row)
-            check(self.inner)
+            check(self._inner)
         self._keep(row)
 
     def _compute(self, row: MaskRow) -> None:
@@ -131,10 +149,10 @@ class LLGuidanceMatcher:
     def _fill_endless(self, row: MaskRow) -> None:
         """The tokenizer given to the library ends with a made-up end, cut off here."""
         mask = self.inner.compute_bitmask()
-        if self.inner.is_error():
+        if self._inner.is_error():
             self.begin_anew()
-            mask = self.inner.compute_bitmask()
-            check(self.inner)
+            mask = self._inner.compute_bitmask()
+            check(self._inner)
         row[:] = np.frombuffer(mask, np.int32)[: len(row)]
         if self._vocabulary.size & 31:
             row[-1] &= np.int32((1 << (self._vocabulary.size & 31)) - 1)
@@ -142,24 +160,49 @@ class LLGuidanceMatcher:
             raise GrammarError("no token may follow, and the vocabulary has no id to end with")
 
     def accept(self, token: int) -> bool:
+        place = self._known(token)
+        if place is not None:
+            self._pass(token, place)
+            return True
         if not self.asks_library(token):
             if not self._ended and token in self._ends:
                 self._ended = self.can_end()
                 return self._ended
             return False
         taken = self.inner.try_consume_tokens([token])
-        if self.inner.is_error():
+        if self._inner.is_error():
             self.begin_anew()
-            taken = self.inner.try_consume_tokens([token])
-            check(self.inner)
+            taken = self._inner.try_consume_tokens([token])
+            check(self._inner)
         if taken:
             self.took(token)
         return taken == 1
 
+    def passes(self, token: int, jumps: bool) -> bool:
+        """Go on by a token, if it is known that it may come, and that behind it something may and,
+        where one ``jumps`` over what is forced, nothing must. If not, nothing has changed."""
+        place = self._known(token)
+        if place is None or place.done is not False or (jumps and place.forced != ()):
+            return False
+        self._pass(token, place)
+        return True
+
+    def _known(self, token: int) -> Place | None:
+        """Where the token leads, if another output took it here."""
+        place = self.place
+        return None if place is None or self._ended else place.after.get(token)
+
+    def _pass(self, token: int, place: Place) -> None:
+        self._tokens.append(token)
+        self._places.append(place)
+        self._unread += 1
+
     def asks_library(self, token: int) -> bool:
         """Whether it is for the library to say if ``token`` may come."""
         known = 0 <= token < self._vocabulary.size and bool(self._vocabulary.tokens[token])
-        return known and not self._ended and token not in self._ends
+        if not known or self._ended or token in self._ends:
+            return False
+        return self._known(token) is None
 
     def took(self, token: int) -> None:
         """The library has gone on by ``token``: the rest of `accept`."""
@@ -180,7 +223,9 @@ class LLGuidanceMatcher:
         self._ended = False
         if back:
             del self._tokens[-back:], self._places[-back:]
-            if not self.inner.rollback(back) or self.inner.is_error():
+            read = max(back - self._unread, 0)
+            self._unread = max(self._unread - back, 0)
+            if read and (not self._inner.rollback(read) or self._inner.is_error()):
                 self.begin_anew()
 
     def can_end(self) -> bool:
@@ -189,29 +234,41 @@ class LLGuidanceMatcher:
     def is_done(self) -> bool:
         if self._ended:
             return True
-        if not self.inner.is_stopped():
-            return False
-        if self.inner.is_error():
-            self.begin_anew()
-        return self.inner.is_stopped() and self.inner.is_accepting()
+        place = self.place
+        if place is not None and place.done is not None:
+            return place.done
+        done = self.inner.is_stopped()
+        if done:
+            if self._inner.is_error():
+                self.begin_anew()
+            done = self._inner.is_stopped() and self._inner.is_accepting()
+        if place is not None:
+            place.done = done
+        return done
 
     def forced_tokens(self, recent: Sequence[int]) -> list[int]:  # noqa: ARG002
         if self.is_done():
             return []
+        place = self.place
+        if place is not None and place.forced is not None:
+            return list(place.forced)
         tokens = self.inner.compute_ff_tokens()
-        if self.inner.is_error():
+        if self._inner.is_error():
             self.begin_anew()
-            tokens = self.inner.compute_ff_tokens()
-            check(self.inner)
+            tokens = self._inner.compute_ff_tokens()
+            check(self._inner)
         for i, token in enumerate(tokens):
             if token >= self._vocabulary.size or token in self._ends:
-                return tokens[:i]
+                del tokens[i:]
+                break
+        if place is not None:
+            self._grammar.rows.keep_forced(place, tokens)
         return tokens
 
     def fork(self) -> LLGuidanceMatcher:
         twin = copy.copy(self)
         twin.lexer.users.add(twin)
-        twin.inner = self.inner.deep_copy()
+        twin._inner = self._inner.deep_copy()
         twin._tokens = self._tokens.copy()
         twin._places = self._places.copy()
         return twin
@@ -221,10 +278,10 @@ class LLGuidanceMatcher:
         was accepted: the same tokens with a fresh lexer. Raises `GrammarError` if that fails."""
         fresh = self._grammar.lexers.renew(self.lexer)
         self.lexer.users.discard(self)
-        self.lexer, self.inner = fresh, fresh.copy(self)
+        self.lexer, self._inner, self._unread = fresh, fresh.copy(self), 0
         if self._tokens:
-            self.inner.consume_tokens(self._tokens)
-        check(self.inner)
+            self._inner.consume_tokens(self._tokens)
+        check(self._inner)
 
     def move(self, lexer: Lexer) -> int:
         """Go on with another lexer, if the output is short enough to be read again and that meets
@@ -239,5 +296,5 @@ class LLGuidanceMatcher:
             self._stays = True
         else:
             self.lexer.users.discard(self)
-            self.lexer, self.inner = lexer, inner
+            self.lexer, self._inner, self._unread = lexer, inner, 0
         return len(self._tokens)

@@ -1,7 +1,9 @@
-"""Mask rows by the tokens they come after: what one output had computed, others of its grammar
-copy."""
+"""What is known after certain tokens, mask rows above all: what one output had computed, others of
+its grammar copy."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -9,6 +11,7 @@ from .matcher import MaskRow
 
 _PLACE_BYTES = 400
 """A place without its row: two objects and a way to it."""
+_TOKEN_BYTES = 40
 _FEW_WORDS = 64
 """A row with at most so many words that are not zero is kept as those: most rows are, and a copy of
 a whole one takes longer, in memory that is new."""
@@ -16,12 +19,15 @@ a whole one takes longer, in memory that is new."""
 
 class Place:
     """Where an output can be: after certain tokens. ``row``: None, a row, or the numbers of its
-    words that are not zero, with those. ``seen``: its row was asked for before."""
+    words that are not zero, with those. ``seen``: its row was asked for before. ``done``: whether
+    nothing more can come, ``forced``: the tokens that must; None where nobody asked."""
 
-    __slots__ = ("after", "row", "seen")
+    __slots__ = ("after", "done", "forced", "row", "seen")
 
     def __init__(self) -> None:
         self.after: dict[int, Place] = {}
+        self.done: bool | None = None
+        self.forced: tuple[int, ...] | None = None
         self.row: MaskRow | tuple[np.ndarray, MaskRow] | None = None
         self.seen = False
 
@@ -71,6 +77,11 @@ class MaskCache:
         few = len(words) <= _FEW_WORDS
         if self._has_room(12 * len(words) + 200 if few else row.nbytes):
             place.row = (words, row[words]) if few else row.copy()
+
+    def keep_forced(self, place: Place, tokens: Sequence[int]) -> None:
+        """Remember the tokens that must come at a place; most often there are none."""
+        if not tokens or self._has_room(_TOKEN_BYTES * (len(tokens) + 2)):
+            place.forced = tuple(tokens)
 
     def _has_room(self, size: int) -> bool:
         """Whether so much may be added; if not, there is room for what comes next."""

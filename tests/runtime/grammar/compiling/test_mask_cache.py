@@ -84,33 +84,85 @@ def test_rows_are_those_that_would_be_computed(backend, small, spec, room, monke
         assert grammar.rows.nbytes <= room
 
 
-def test_a_second_output_computes_nothing(backend, small):
+def test_the_library_is_asked_nothing_along_another_output(backend, small):
     grammar = backend.compile(SPECS[0], small)
     text = small.encode(json.dumps({"name": "ab", "kind": "beta"}, separators=(",", ":")).encode())
-    rows = []
+    seen = []
     for turn in range(2):
         matcher = grammar.matcher()
+        inner = matcher._inner
         if turn:
-            matcher.inner = Silent(matcher.inner)
-        for token in text:
-            row = row_of(matcher, small)
+            matcher._inner = None
+        for i, token in enumerate([*text, None]):
+            said = matcher.is_done(), matcher.forced_tokens([])
+            row = None if matcher.is_done() else row_of(matcher, small)
             if turn:
-                assert np.array_equal(row, rows.pop(0))
+                assert seen[i][0] == said
+                assert np.array_equal(seen[i][1], row)
             else:
-                rows.append(row)
-            assert matcher.accept(token)
-    assert not rows
+                seen.append((said, row))
+            if token is not None:
+                assert matcher.accept(token)
+        assert matcher.is_done()
+        matcher._inner = inner
+        assert matcher.can_end()
+    assert not any(done for (done, _), _ in seen[:-1])
+    assert any(forced for (_, forced), _ in seen)
 
 
-class Silent:
-    """llguidance's matcher, if it could not compute masks."""
+def test_tokens_that_are_known_pass_where_nothing_is_to_be_done(backend, small):
+    grammar = backend.compile(Spec.of("regex", "a(b|c)x[de]"), small)
+    first = grammar.matcher()
+    assert not first.passes(ord("a"), False)
+    for token in b"abxd":
+        assert first.accept(token)
+    again = grammar.matcher()
+    assert not again.passes(ord("a"), False)  # whether it is done there, nobody asked
+    for token in b"abxd":
+        assert again.accept(token)
+        again.is_done()
+    third = grammar.matcher()
+    assert not third.passes(ord("a"), True)  # nor what is forced
+    assert not third.passes(ord("c"), False)
+    assert third.passes(ord("a"), False)
+    assert third.accept(ord("b"))
+    assert third.forced_tokens([]) == [ord("x")]
+    third.rollback(1)
+    assert not third.passes(ord("b"), True)
+    assert third.passes(ord("b"), False)
+    assert third.passes(ord("x"), False)
+    assert not third.passes(ord("d"), False)  # it would be done
+    assert allowed(row_of(third, small)) == [ord("d"), ord("e")]
+    assert third.accept(ord("e"))
+    assert third.is_done()
+    third.rollback(3)
+    assert allowed(row_of(third, small)) == [ord("b"), ord("c")]
 
-    def __init__(self, inner) -> None:
-        self._inner = inner
 
-    def __getattr__(self, name: str):
-        assert "mask" not in name
-        return getattr(self._inner, name)
+def test_what_is_yet_to_be_read_is_read_for_whoever_asks(backend, small):
+    grammar = backend.compile(Spec.of("regex", "abcd[e-g]{1,9}h"), small)
+    first = grammar.matcher()
+    assert all(map(first.accept, b"abcdef"))
+    for ask in (
+        lambda m: m.can_end() is False,
+        lambda m: m.fork().accept(ord("h")),
+        lambda m: not m.accept(ord("a")),
+        lambda m: m.accept(ord("h")) and m.is_done() and m.can_end(),
+        lambda m: m.rollback(1) is None and m.accept(ord("g")) and m.accept(ord("h")),
+        lambda m: m.accept(ord("e")) and m.rollback(2) is None and m.accept(ord("h")),
+        lambda m: m.rollback(6) is None and m.accept(ord("a")),
+    ):
+        matcher = grammar.matcher()
+        assert all(map(matcher.accept, b"abcdef"))
+        assert matcher._unread == 6
+        assert ask(matcher)
+    matcher = grammar.matcher()
+    assert all(map(matcher.accept, b"abcd"))
+    matcher._inner.consume_token(1)  # the library never leaves this state
+    assert matcher.accept(ord("g"))
+    assert not matcher.can_end()
+    assert matcher.accept(ord("h"))
+    assert matcher.is_done()
 
 
 def test_a_kept_row_is_a_copy(backend, small):
