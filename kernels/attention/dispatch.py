@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .cold import all_cold, cold, cold_item
+from .cold import all_cold, cold, cold_item, run_of
 from .decode import decode
 from .extend import extend
 from .meta import AttentionMeta
@@ -47,8 +47,9 @@ def attend(
     if out is None:
         if whole and items == 1:
             return cold_item(
-                q, k_cache, v_cache, meta.table, meta.rows, scale, k_scale=k_scale, v_scale=v_scale
-            )
+                q, k_cache, v_cache, meta.table, meta.rows, scale, first=run_of(meta, 0),
+                k_scale=k_scale, v_scale=v_scale,
+            )  # fmt: skip
         out = torch.empty_like(q)
     scales = {"k_scale": k_scale, "v_scale": v_scale}
     options = {"window": window, "softcap": softcap, "sinks": sinks, **scales}

@@ -57,5 +57,8 @@ class AttentionMeta:
     q_lens_host: list[int] | None = None
     """q_len of each item, where the host knows them (CPU paths)."""
     kv_lens_host: list[int] | None = None
+    runs_host: list[int] | None = None
+    """Where the KV of an item lies in consecutive slots, as far as the host knows, the first of
+    them; else -1."""
     plans: dict[int, object] = field(default_factory=dict[int, object])
     """What an implementation worked out once for all layers of this step, by window size."""

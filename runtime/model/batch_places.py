@@ -27,6 +27,17 @@ def places_of(batch: StepBatch, positions: IntArray) -> IntArray:
     return places
 
 
+def runs_of(batch: StepBatch, places: IntArray) -> list[int]:
+    """Of each item that is whole in this step, the first of its slots, if they follow one another;
+    -1 for all others. ``places`` are `places_of`."""
+    ends = np.cumsum(batch.q_lens)
+    begins = ends - batch.q_lens
+    breaks = np.concatenate(([0], np.cumsum(np.diff(places) != 1)))
+    straight = breaks[ends - 1] == breaks[begins]
+    whole = (batch.q_lens == batch.kv_lens) & (batch.q_lens > 0)
+    return np.where(straight & whole, places[begins], -1).tolist()
+
+
 def scratch_batch(row: int, q_lens: list[int]) -> StepBatch:
     """Prompts of the scratch row, written to the scratch slot."""
     lens = np.array(q_lens, np.int32)

@@ -16,10 +16,11 @@ from ...kernels.attention.meta import Ancestry, AttentionMeta
 from ...kernels.ops import Ops, ops_for
 from ..scheduler.batch import FROM_DEVICE, IntArray, StepBatch
 from ..scheduler.segments import SharingCost
-from .batch_places import places_of, positions_of, scratch_batch
+from .batch_places import places_of, positions_of, runs_of, scratch_batch
 from .config import ModelConfig
 from .device_sampling import LOGITS_BYTES, DeviceSampling
 from .device_ticket import DeviceTicket, MaskedTicket
+from .ends import ends_of, make_ends, only_ends
 from .extend_steps import ExtendSteps
 from .families.registry import family_of
 from .graphs import CapturedDecode, CapturedExtend, Parts
@@ -103,9 +104,10 @@ class DeviceRunner:
         tokens = min(step_tokens, self.context_length)
         batch = scratch_batch(self.max_rows, [tokens] * max(1, step_tokens // tokens))
         with torch.inference_mode():
-            hidden = self._eager(batch, positions_of(batch))
+            self._eager(batch, positions_of(batch), whole=True)
             rows = min(self.max_rows, LOGITS_BYTES // (4 * self.vocab_size))
-            logits = self._decoder.logits(hidden[:1].expand(rows, -1).contiguous())
+            shape = (rows, self.config.hidden_size)
+            logits = self._decoder.logits(torch.zeros(shape, dtype=self.dtype, device=self.device))
             self._ops.token_logprobs(logits, self._ops.greedy(logits)[0])
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
@@ -169,7 +171,9 @@ class DeviceRunner:
                 self._enter_runs(batch)
                 extend.enter(batch, positions, places_of(batch, positions))
                 return self._sampling.captured(batch, extend)
-            return self._sampling.eager(batch, self._eager(batch, positions))
+            return self._sampling.eager(
+                batch, self._eager(batch, positions, whole=not only_ends(batch))
+            )
 
     def close(self) -> None:
         """Let go of graphs and KV memory; nothing may be launched afterwards."""
@@ -203,14 +207,17 @@ class DeviceRunner:
         for (row, _), slots in zip(runs, uploaded):
             table[row, : len(slots)] = slots
 
-    def _eager(self, batch: StepBatch, positions: IntArray) -> torch.Tensor:
-        """Hidden states [T, H]; kernels are launched one by one."""
+    def _eager(self, batch: StepBatch, positions: IntArray, *, whole: bool) -> torch.Tensor:
+        """Hidden states [T, H], or of ends alone [S, H] if not ``whole``; kernels are launched one
+        by one."""
         self._enter_runs(batch)
         q_start = np.zeros(len(batch.rows) + 1, np.int32)
         np.cumsum(batch.q_lens, out=q_start[1:])
-        trees = ancestry_fields(batch)
-        stand = [] if trees is None else [text_positions(batch, positions)]
-        ids, where, slots, rows, kv_lens, q_start, token_rows, places, *more = self._staging.upload(
+        trees, lies = ancestry_fields(batch), places_of(batch, positions)
+        more = [] if whole else ends_of(batch)
+        if trees is not None:
+            more = [text_positions(batch, positions), *trees]
+        ids, where, slots, rows, kv_lens, q_start, token_rows, places, *rest = self._staging.upload(
             [
                 batch.ids,
                 positions,
@@ -219,9 +226,8 @@ class DeviceRunner:
                 batch.kv_lens,
                 q_start,
                 np.repeat(batch.rows, batch.q_lens),
-                places_of(batch, positions),
-                *stand,
-                *(trees or ()),
+                lies,
+                *more,
             ]
         )
         self._tables.slots.index_put_((token_rows.long(), where.long()), places)
@@ -238,7 +244,11 @@ class DeviceRunner:
             num_decodes=batch.num_decodes,
             q_lens_host=batch.q_lens.tolist(),
             kv_lens_host=batch.kv_lens.tolist(),
+            runs_host=runs_of(batch, lies),
         )
-        if more:
-            where, meta.ancestry = more[0], Ancestry(*more[1:])
-        return self._decoder.forward(ids, where, slots.long(), meta, self.kv)
+        ends = None
+        if trees is not None:
+            where, meta.ancestry = rest[0], Ancestry(*rest[1:])
+        elif rest:
+            ends = make_ends(batch, self._tables.slots, rest)
+        return self._decoder.forward(ids, where, slots.long(), meta, self.kv, ends)

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from ...kernels.ops import Ops
-from ..scheduler.batch import IntArray, StepBatch
+from ..scheduler.batch import StepBatch
 from .device_ticket import DeviceTicket, MaskedTicket, Scored
+from .ends import ends_of, only_ends
 from .families.decoder import Decoder
 from .graphs import CapturedDecode, CapturedExtend
 from .mask_rows import MaskRows
@@ -47,7 +48,7 @@ class DeviceSampling:
         self._vocab_size = decoder.config.vocab_size
 
     def eager(self, batch: StepBatch, hidden: torch.Tensor) -> DeviceTicket | MaskedTicket:
-        """Of a step whose hidden states [T, H] are ``hidden``."""
+        """Of a step whose hidden states are ``hidden``: [T, H], or where `only_ends` [S, H]."""
         return self._when_masked(batch, lambda mask: self._sample_eager(batch, hidden, mask))
 
     def captured(
@@ -85,10 +86,9 @@ class DeviceSampling:
         return self._under_way(batch, Sampled(ids, bad), [])
 
     def _sample_eager(self, batch: StepBatch, hidden: torch.Tensor, mask: _Mask) -> DeviceTicket:
-        ends = np.cumsum(batch.q_lens, dtype=np.int32)
-        scored = self._score(batch, hidden, ends) if batch.prompt_logprobs else []
+        scored = self._score(batch, hidden) if batch.prompt_logprobs else []
         tries = self._score_tries(batch, hidden) if batch.tries else []
-        ticket = self._sample_ends(batch, hidden, ends, scored, mask)
+        ticket = self._sample_ends(batch, hidden, scored, mask)
         ticket.tries, ticket.trie_values = batch.tries, tries
         return ticket
 
@@ -96,13 +96,14 @@ class DeviceSampling:
         self,
         batch: StepBatch,
         hidden: torch.Tensor,
-        ends: IntArray,
         scored: list[Scored],
         mask: _Mask,
     ) -> DeviceTicket:
-        (last,) = self._staging.upload([ends[batch.samples] - 1])
+        picked = hidden
+        if not only_ends(batch):
+            (last,) = self._staging.upload(ends_of(batch)[:1])
+            picked = hidden.index_select(0, last)
         rows = batch.rows[batch.samples]
-        picked = hidden.index_select(0, last)
         plain = not batch.want_logprobs and not batch.top_logprobs
         raw = self._decoder.raw_logits(picked) if len(rows) else picked
         plain = plain and len(rows) > 0 and self._sampler.all_greedy(rows)
@@ -158,8 +159,9 @@ class DeviceSampling:
         )
         return [fetch(values) for values in found]
 
-    def _score(self, batch: StepBatch, hidden: torch.Tensor, ends: IntArray) -> list[Scored]:
+    def _score(self, batch: StepBatch, hidden: torch.Tensor) -> list[Scored]:
         """Log-probs of prompt tokens, all positions in common chunks; (values, top ids, top)."""
+        ends = np.cumsum(batch.q_lens, dtype=np.int32)
         where = np.concatenate(
             [
                 np.arange(first - 1, last - 1) - int(batch.kv_lens[item]) + ends[item]

@@ -16,6 +16,7 @@ import torch
 
 from ...kernels.attention.meta import AttentionMeta
 from ..scheduler.batch import IntArray, StepBatch
+from .ends import Ends
 from .families.decoder import Decoder
 from .staging import Staging, layout
 from .tables import RequestTables
@@ -176,6 +177,19 @@ class CapturedExtend(_Captured):
             max_q=size,
             max_kv=reach,
         )
+        firsts = torch.arange(items + 1, dtype=torch.int32, device=device)
+        self._ends = Ends(
+            self._last,
+            AttentionMeta(
+                table=parts.tables.slots,
+                rows=self.rows,
+                q_start=firsts,
+                kv_lens=self._kv_lens,
+                max_q=1,
+                max_kv=reach,
+                num_decodes=items,
+            ),
+        )
 
     def enter(self, batch: StepBatch, positions: IntArray, places: IntArray) -> None:
         """Give the next `run` its inputs. Of the batch's tokens: ``positions`` [T], and ``places``
@@ -212,6 +226,6 @@ class CapturedExtend(_Captured):
         at = (self._token_rows.long(), self._positions.long())
         parts.tables.slots.index_put_(at, self._places)
         hidden = parts.decoder.forward(
-            self._ids, self._positions, self._slots.long(), self._meta, parts.kv
+            self._ids, self._positions, self._slots.long(), self._meta, parts.kv, self._ends
         )
-        self.logits = parts.decoder.raw_logits(hidden.index_select(0, self._last))
+        self.logits = parts.decoder.raw_logits(hidden)

@@ -13,12 +13,12 @@ from ...kernels.ops import ops_for
 from ..scheduler.batch import (
     FloatArray,
     IntArray,
-    LongArray,
     PositionLogprobs,
     StepBatch,
     StepResult,
 )
 from .config import ModelConfig
+from .ends import ends_of, make_ends, only_ends
 from .families.registry import family_of
 from .layers.weights import Weights
 from .sampler import Sampled, Sampler
@@ -119,10 +119,10 @@ class HostRunner:
     def launch(self, batch: StepBatch) -> HostTicket:
         try:
             with torch.inference_mode():
-                hidden, ends = self._compute(batch)
+                hidden = self._compute(batch)
                 if len(batch.masked):
-                    return HostTicket(sample=lambda rows: self._finish(batch, hidden, ends, rows))
-                return HostTicket(self._finish(batch, hidden, ends, None))
+                    return HostTicket(sample=lambda rows: self._finish(batch, hidden, rows))
+                return HostTicket(self._finish(batch, hidden, None))
         except Exception as error:
             return HostTicket(error)
 
@@ -133,18 +133,15 @@ class HostRunner:
         """Let go of KV memory; nothing may be launched afterwards."""
         self.kv = torch.empty(0)
 
-    def _compute(self, batch: StepBatch) -> tuple[torch.Tensor, LongArray]:
-        """Hidden states of the step's tokens, and where each item's end."""
+    def _compute(self, batch: StepBatch) -> torch.Tensor:
+        """Hidden states of the step's tokens, or of its ends alone."""
         for new in batch.new_rows:
             self._tables.add(new)
             self._sampler.set_row(new.row, new.sampling, new.prompt, new.output)
-        ends = np.cumsum(batch.q_lens, dtype=np.int64)
-        return self._forward(batch, ends), ends
+        return self._forward(batch)
 
-    def _finish(
-        self, batch: StepBatch, hidden: torch.Tensor, ends: LongArray, mask: IntArray | None
-    ) -> StepResult:
-        sampled = self._sample(batch, hidden, ends, mask)
+    def _finish(self, batch: StepBatch, hidden: torch.Tensor, mask: IntArray | None) -> StepResult:
+        sampled = self._sample(batch, hidden, mask)
         result = StepResult(tokens=sampled.ids.numpy(), bad=sampled.bad.numpy())
         if sampled.logprobs is not None:
             result.logprobs = sampled.logprobs.numpy()
@@ -154,12 +151,13 @@ class HostRunner:
         if batch.tries:
             result.tries = self._tries(batch, hidden)
         if batch.prompt_logprobs:
-            result.prompt_logprobs = self._prompt_logprobs(batch, hidden, ends)
+            result.prompt_logprobs = self._prompt_logprobs(batch, hidden)
         return result
 
-    def _forward(self, batch: StepBatch, ends: LongArray) -> torch.Tensor:
-        """Hidden states [T, H] of a step's tokens; their KV is written."""
-        starts = ends - batch.q_lens
+    def _forward(self, batch: StepBatch) -> torch.Tensor:
+        """Hidden states [T, H] of a step's tokens, or of its ends alone; their KV is written."""
+        lasts = np.cumsum(batch.q_lens, dtype=np.int64)
+        starts = lasts - batch.q_lens
         rows = np.repeat(batch.rows, batch.q_lens).astype(np.int64)
         first = batch.kv_lens - batch.q_lens - starts
         positions = np.arange(len(batch.ids)) + np.repeat(first, batch.q_lens)
@@ -167,7 +165,7 @@ class HostRunner:
         self._tables.extend(rows, positions, slots)
         for row, lies_in in batch.moves:
             self._tables.move(row, lies_in)
-        q_start = np.concatenate((starts[:1], ends)).astype(np.int32)
+        q_start = np.concatenate((starts[:1], lasts)).astype(np.int32)
         meta = AttentionMeta(
             table=self._tables.slots,
             rows=torch.from_numpy(batch.rows.astype(np.int32)),
@@ -183,17 +181,19 @@ class HostRunner:
             meta.ancestry = Ancestry(*map(torch.from_numpy, trees))
         ids = self._tables.ids(batch, rows)
         at = torch.from_numpy(text_positions(batch, positions.astype(np.int32)))
-        return self._decoder.forward(ids, at, slots, meta, self.kv)
+        ends = None
+        if only_ends(batch):
+            ends = make_ends(batch, self._tables.slots, [*map(torch.from_numpy, ends_of(batch))])
+        return self._decoder.forward(ids, at, slots, meta, self.kv, ends)
 
-    def _sample(
-        self, batch: StepBatch, hidden: torch.Tensor, ends: LongArray, mask: IntArray | None
-    ) -> Sampled:
+    def _sample(self, batch: StepBatch, hidden: torch.Tensor, mask: IntArray | None) -> Sampled:
         if len(batch.samples) == 0:
             empty = torch.zeros(0, dtype=torch.int32)
             return Sampled(empty, empty.bool())
         rows = batch.rows[batch.samples]
-        last = torch.from_numpy(ends[batch.samples] - 1)
-        logits = self._decoder.logits(hidden.index_select(0, last))
+        if not only_ends(batch):
+            hidden = hidden.index_select(0, torch.from_numpy(ends_of(batch)[0]))
+        logits = self._decoder.logits(hidden)
         sampled = self._sampler.sample(
             logits,
             rows,
@@ -217,11 +217,9 @@ class HostRunner:
         )
         return split_tries(batch.tries, torch.cat(found).numpy())
 
-    def _prompt_logprobs(
-        self, batch: StepBatch, hidden: torch.Tensor, ends: LongArray
-    ) -> list[PositionLogprobs]:
+    def _prompt_logprobs(self, batch: StepBatch, hidden: torch.Tensor) -> list[PositionLogprobs]:
         """One entry each of ``batch.prompt_logprobs``, all positions in common chunks."""
-        spans = batch.prompt_logprobs
+        spans, ends = batch.prompt_logprobs, np.cumsum(batch.q_lens, dtype=np.int64)
         # Position p is judged by the logits of p - 1; item i's last token is at ends[i] - 1.
         at = [
             np.arange(first - 1, last - 1) - int(batch.kv_lens[item]) + ends[item]

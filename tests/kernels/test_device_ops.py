@@ -78,6 +78,13 @@ def test_long_whole_prompts_go_to_torch(device, close, monkeypatch):
     assert not cold.all_cold(meta, 0), "an item of one query is no long prompt"
     want, _ = exact(q, k, v, meta, 0.125)
     close(attend(q, k, v, meta, 0.125), want)
+    # The second prompt in consecutive slots: read where it lies, not where the table says.
+    k[5:38], v[5:38] = (cache[meta.table[meta.rows[1], :33].long()] for cache in (k, v))
+    meta.table[meta.rows[1], :33] = torch.arange(5, 38, dtype=torch.int32)
+    want, _ = exact(q, k, v, meta, 0.125)
+    meta.runs_host = [-1, 5, -1]
+    meta.table[meta.rows[1]] = 0
+    close(attend(q, k, v, meta, 0.125), want)
     meta.kv_lens_host = [20, 40, 40]
     assert not cold.all_cold(meta, 1), "an item whose prefix is cached"
 

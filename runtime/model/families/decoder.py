@@ -9,6 +9,7 @@ import torch
 from ....kernels.attention.meta import AttentionMeta
 from ....kernels.ops import Ops
 from ..config import ModelConfig
+from ..ends import Ends
 from ..layers.linear import Linear, make_linear
 from ..layers.rope import rope_table
 from ..layers.weights import Weights
@@ -68,8 +69,9 @@ class Decoder:
         slots: torch.Tensor,
         meta: AttentionMeta,
         kv: torch.Tensor,
+        ends: Ends | None = None,
     ) -> torch.Tensor:
-        """Hidden states after the last norm, [T, H].
+        """Hidden states after the last norm, [T, H], or of ``ends`` alone, [S, H].
 
         ``ids`` [T] int32, ``positions`` [T] int32, ``slots`` [T] int64: where each token's K and V
         are written. ``kv`` [layers, 2, slots, Hk, D].

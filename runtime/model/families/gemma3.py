@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 
 from ....kernels.attention.meta import AttentionMeta
+from ..ends import Ends
 from ..layers.attention import Attention
 from ..layers.mlp import GatedMlp
 from ..layers.weights import Weights
@@ -44,6 +45,7 @@ class Gemma3Decoder(Decoder):
         slots: torch.Tensor,
         meta: AttentionMeta,
         kv: torch.Tensor,
+        ends: Ends | None = None,
     ) -> torch.Tensor:
         ops, eps, offset = self.ops, self.config.rms_eps, self.config.norm_offset
         residual = self.embed(ids)
@@ -53,6 +55,11 @@ class Gemma3Decoder(Decoder):
             _, after_attention, before_mlp, after_mlp = self.norms[i]
             attention = self.attentions[i]
             q = attention.rotate(attention.qkv.apply(x), positions, slots, kv[i])
+            if ends is not None and i + 1 == len(following):
+                if not len(ends.at):
+                    return residual[:0]
+                q, residual = (x.index_select(0, ends.at) for x in (q, residual))
+                meta = ends.meta
             x = attention.out.apply(attention.attend(q, meta, kv[i]))
             x = ops.rms_norm(x, after_attention, eps, offset)
             x = ops.add_rms_norm(x, residual, before_mlp, eps, offset)

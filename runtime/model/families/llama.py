@@ -8,6 +8,7 @@ import torch
 
 from ....kernels.attention.meta import AttentionMeta
 from ....kernels.operands import Norm
+from ..ends import Ends
 from ..layers.attention import Attention
 from ..layers.mlp import GatedMlp
 from ..layers.weights import Weights
@@ -43,6 +44,7 @@ class LlamaDecoder(Decoder):
         slots: torch.Tensor,
         meta: AttentionMeta,
         kv: torch.Tensor,
+        ends: Ends | None = None,
     ) -> torch.Tensor:
         config = self.config
         last = Norm(self.norm, config.rms_eps, config.norm_offset)
@@ -52,6 +54,11 @@ class LlamaDecoder(Decoder):
             q = attention.rotated_of_norm(
                 residual, self.attention_norms[i], normed, positions, slots, kv[i]
             )
+            if ends is not None and i + 1 == config.num_layers:
+                if not len(ends.at):
+                    return residual[:0]
+                q, residual = (x.index_select(0, ends.at) for x in (q, residual))
+                meta = ends.meta
             y = attention.attend(q, meta, kv[i])
             normed = attention.out.add_to(residual, y, self.mlp_norms[i])
             following = self.attention_norms[i + 1] if i + 1 < config.num_layers else last

@@ -50,9 +50,15 @@ class Driver:
     """Runs requests to their end, ``chunk`` prompt tokens a step at most, decodes first."""
 
     def __init__(
-        self, runner: HostRunner, *, chunk: int = 1 << 30, top: int = 0, scatter: bool = False
+        self,
+        runner: HostRunner,
+        *,
+        chunk: int = 1 << 30,
+        top: int = 0,
+        scatter: bool = False,
+        scores: bool = True,
     ) -> None:
-        self.runner, self.chunk, self.top = runner, chunk, top
+        self.runner, self.chunk, self.top, self.scores = runner, chunk, top, scores
         free = np.arange(1, runner.num_slots)
         self.free = np.random.default_rng(0).permutation(free) if scatter else free
         self.used = 0
@@ -119,7 +125,7 @@ class Driver:
             if request.done >= len(request.prompt):
                 samples.append(item)
             first, last = max(1, begin + 1), min(request.done + 1, len(request.prompt))
-            if not request.decoding and last > first:
+            if self.scores and not request.decoding and last > first:
                 spans.append((item, first, last))
                 targets.append(np.array(request.prompt[first:last], np.int32))
         return StepBatch(

@@ -57,6 +57,34 @@ def test_in_a_batch(pair: Any, driver: Any, request_of: Any, chunk: int) -> None
         check(pair, request)
 
 
+@pytest.mark.parametrize("chunk", [1 << 30, 16], ids=["whole", "chunked"])
+def test_the_last_layer_goes_on_with_the_tokens_that_are_looked_at(
+    pair: Any, driver: Any, request_of: Any, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = (4, 14, 9, 3, 11)
+    scored = [request_of(p, n) for p, n in zip(prompts(), lengths)]
+    driver(pair.ours, chunk=chunk, top=9).run(scored)
+    rows: list[int] = []
+    last = pair.ours._decoder.mlps[-1].down
+    apply = type(last).apply
+
+    def counting(linear: Any, x: torch.Tensor) -> torch.Tensor:
+        if linear is last:
+            rows.append(len(x))
+        return apply(linear, x)
+
+    monkeypatch.setattr(type(last), "apply", counting)
+    alone = [request_of(p, n) for p, n in zip(prompts(), lengths)]
+    driver(pair.ours, chunk=chunk, top=9, scores=False).run(alone)
+    assert max(rows) <= len(alone), "not the prompts' other tokens"
+    for one, other in zip(scored, alone):
+        assert other.output == one.output
+        assert np.allclose(other.logprobs, one.logprobs, atol=TOLERANCE)
+        for (ids, values), (known, wanted) in zip(other.tops, one.tops[len(one.prompt) - 1 :]):
+            assert ids.tolist() == known.tolist()
+            assert np.allclose(values, wanted, atol=TOLERANCE)
+
+
 def test_shared_prefix(pair: Any, driver: Any, request_of: Any) -> None:
     """Requests that read the same slots for a prefix give what they give alone."""
     run = driver(pair.ours, top=pair.ours.vocab_size)

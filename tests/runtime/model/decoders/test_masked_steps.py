@@ -29,10 +29,12 @@ class _Graph:
     """Of the same device: what was recorded is done again, with other inputs."""
 
     def __init__(self, step: Any, work: Callable[[], None]) -> None:
-        self._plans, self._work = step._meta.plans, work
+        metas = [step._meta, *([step._ends.meta] if hasattr(step, "_ends") else [])]
+        self._plans, self._work = [meta.plans for meta in metas], work
 
     def replay(self) -> None:
-        self._plans.clear()
+        for plans in self._plans:
+            plans.clear()
         self._work()
 
 
