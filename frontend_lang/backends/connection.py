@@ -12,6 +12,8 @@ import zmq
 from ramet.runtime.program.events import Done, Event
 from ramet.runtime.protocol import BackendError, ErrorInfo
 from ramet.runtime.protocol.codec import client_codec, gateway_codec
+from ramet.runtime.protocol.lane import connect
+from ramet.runtime.protocol.lane_wire import LaneWire
 from ramet.runtime.protocol.messages import (
     PROTOCOL_VERSION,
     AbortGenerate,
@@ -29,7 +31,7 @@ from ramet.runtime.protocol.messages import (
 from ramet.runtime.protocol.wire import Wire
 from zmq.utils.monitor import parse_monitor_message
 
-from .direct import DirectLines
+from .direct import HELLO_SECONDS, MAX_ANSWER_BYTES, DirectLines
 from .store import EventStore
 
 HEARTBEAT_MS = 500
@@ -77,6 +79,7 @@ class Connection:
             | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
             | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         )
+        self._lane: LaneWire | None = None
         self._wire = Wire(self._socket, self._on_frames)
         self._monitor = Wire(monitor, self._on_event)
 
@@ -102,16 +105,14 @@ class Connection:
         except zmq.ZMQError as error:
             self.close(ErrorInfo("backend", f"cannot connect to {self.address}: {error}"))
             raise BackendError(f"cannot connect to {self.address}: {error}") from None
-        self.send(
-            Hello(
-                version=PROTOCOL_VERSION,
-                client="ramet",
-                api_key=self.api_key,
-                priority=self.priority,
-            )
+        hello = Hello(
+            version=PROTOCOL_VERSION, client="ramet", api_key=self.api_key, priority=self.priority
         )
+        self.send(hello)
         try:
-            return await asyncio.wait_for(asyncio.shield(self._welcome), timeout)
+            welcome = await asyncio.wait_for(asyncio.shield(self._welcome), timeout)
+            await self._take_lane(hello)
+            return welcome
         except TimeoutError:
             message = f"no ramet server answers at {self.address} within {timeout:g} s"
             self.close(ErrorInfo("backend", message))
@@ -119,6 +120,40 @@ class Connection:
         except (BackendError, asyncio.CancelledError) as error:
             self.close(ErrorInfo.of(error))
             raise
+
+    async def _take_lane(self, hello: Hello) -> None:
+        """Whatever follows goes over a lane, where the server is on this machine and has one. The
+        socket still tells when the server is gone."""
+        lane = connect(self.address, MAX_ANSWER_BYTES)
+        if lane is None:
+            return
+        welcomed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def on_messages(messages: list[bytes]) -> None:
+            if welcomed.done():
+                self._on_frames(messages)
+                return
+            for answer in map(gateway_codec.decode, messages):
+                if isinstance(answer, (Welcome, Refused)):
+                    welcomed.set_result(isinstance(answer, Welcome))
+                    return  # nothing was asked before that another could answer
+
+        def on_gone() -> None:
+            if not welcomed.done():
+                welcomed.set_result(False)
+            elif self._lane is wire:
+                self._lost()
+
+        wire = LaneWire(lane, on_messages, on_gone)
+        try:
+            wire.post(client_codec.encode(hello))
+            if await asyncio.wait_for(welcomed, HELLO_SECONDS):
+                self._lane = wire
+        except (TimeoutError, BackendError):
+            pass
+        finally:
+            if self._lane is not wire:
+                wire.close()
 
     def send(self, message: ClientMessage) -> None:
         """Queue a message. Raises `BackendError` for one too large to be taken."""
@@ -129,7 +164,7 @@ class Connection:
                 f"{MAX_MESSAGE_BYTES}"
             )
         if self.lost is None:
-            self._wire.post(data)
+            (self._lane or self._wire).post(data)
 
     async def control(self, op: Any, **asked: Any) -> dict[str, Any]:
         """Ask (``asked`` are more fields of `Control`), and wait for the answer."""
@@ -156,6 +191,8 @@ class Connection:
         self._socket.disable_monitor()
         self._monitor.close()
         self._wire.close()
+        if self._lane is not None:
+            self._lane.close()
 
     def _fail_all(self, error: ErrorInfo) -> None:
         programs, self.programs = self.programs, {}
@@ -185,9 +222,15 @@ class Connection:
             if not self._welcome.done():
                 return  # it is not up yet: libzmq tries again until the handshake's time-out
             self._wire.drain()
-            why = "is gone: the connection was lost"
-        else:
-            why = "refused the encrypted handshake (wrong or missing server key)"
+            self._lost()
+            return
+        why = "refused the encrypted handshake (wrong or missing server key)"
+        self.close(ErrorInfo("backend", f"the ramet server at {self.address} {why}"))
+
+    def _lost(self) -> None:
+        if self._lane is not None:
+            self._lane.drain()
+        why = "is gone: the connection was lost"
         self.close(ErrorInfo("backend", f"the ramet server at {self.address} {why}"))
 
     def _take(self, message: Any) -> None:

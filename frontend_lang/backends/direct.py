@@ -31,7 +31,7 @@ from ramet.runtime.protocol.messages import (
 LOOK_MS = 100
 """How often a caller that waits looks whether the connection is still good."""
 HELLO_SECONDS = 2.0
-_MAX_MESSAGE_BYTES = 256 << 20
+MAX_ANSWER_BYTES = 256 << 20
 
 Lost = Callable[[], ErrorInfo | None]
 """Why a server cannot be reached any more, if it cannot."""
@@ -52,7 +52,7 @@ class Direct:
     @classmethod
     def open(cls, address: str, api_key: str | None, priority: int | str | None) -> Direct | None:
         """A lane to the gateway at an address that welcomes us; ``None`` where there is none."""
-        lane = connect(address, _MAX_MESSAGE_BYTES)
+        lane = connect(address, MAX_ANSWER_BYTES)
         if lane is None:
             return None
         made = cls(lane)

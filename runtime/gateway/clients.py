@@ -67,6 +67,11 @@ class Clients:
     def __len__(self) -> int:
         return len(self._clients)
 
+    @property
+    def on_socket(self) -> int:
+        """All but those that speak over lanes."""
+        return len(self._clients) - len(self._lanes)
+
     def __iter__(self) -> Iterator[Client]:
         return iter(list(self._clients.values()))
 
@@ -145,7 +150,7 @@ class Clients:
     def _accept(self) -> None:
         while (
             self._listener is not None
-            and (lane := accept(self._listener, self._message_bytes)) is not None
+            and (lane := accept(self._listener, 2 * self._message_bytes)) is not None
         ):
             self._attend(lane)
 

@@ -118,7 +118,8 @@ class Service:
 
     @property
     def clients(self) -> int:
-        return len(self._clients)
+        """Those connected to the socket. A lane is another way of one of them."""
+        return self._clients.on_socket
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Take no more work, give what runs ``drain_s`` seconds, then cancel it and close."""

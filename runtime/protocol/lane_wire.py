@@ -76,14 +76,20 @@ class LaneWire:
             self._writing = False
             self._loop.remove_writer(self._descriptor)
 
-    def _read(self) -> None:
+    def drain(self) -> None:
+        """Take in all that has come; of a peer that is gone, what it said before it went."""
+        while not self._closed and self._read():
+            pass
+
+    def _read(self) -> bool:
         try:
             messages = self._lane.receive()
         except ConnectionError:
             self.close()
             self._on_gone()
-            return
+            return False
         for first in range(0, len(messages), MOST_FRAMES):
             if self._closed:
-                return
+                return False
             self._on_messages(messages[first : first + MOST_FRAMES])
+        return bool(messages)

@@ -34,7 +34,8 @@ PROBE = gateway_codec.encode(ProgramEvents(pid=-1, events=b"\x90"))  # type: ign
 
 
 class Server:
-    """A gateway with lanes: says what was asked, how often it was asked anything, over what."""
+    """A gateway with lanes that echoes. ``by_socket`` is what came over the connection (the socket
+    or the first lane), ``by_lane`` what came over the lanes of callers, ``lanes``."""
 
     def __init__(self, address: str, lanes: bool = True, refuse: bool = False) -> None:
         self.address = address
@@ -42,6 +43,7 @@ class Server:
         self.by_lane: list[Any] = []
         self.by_socket: list[Any] = []
         self.lanes: list[Lane] = []
+        self._firsts: list[Lane] = []
         self._listener = listen(lane_path(address) or "") if lanes else None
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -65,17 +67,18 @@ class Server:
                     for reply in self._replies(message):
                         self._socket.send_multipart([peer, gateway_codec.encode(reply)])
             while self._listener and (lane := accept(self._listener, 1 << 26)) is not None:
-                self.lanes.append(lane)
-            for lane in list(self.lanes):
+                (self.lanes if self._firsts else self._firsts).append(lane)
+            for lane in [*self._firsts, *self.lanes]:
+                first = lane in self._firsts
                 try:
                     for message in map(client_codec.decode, lane.receive()):
-                        self.by_lane.append(message)
+                        (self.by_socket if first else self.by_lane).append(message)
                         replies = list(self._replies(message, over_lane=True))
                         lane.send([PROBE, *map(gateway_codec.encode, replies)])
                 except ConnectionError:
-                    self.lanes.remove(lane)
+                    (self._firsts if first else self.lanes).remove(lane)
                     lane.close()
-        for lane in self.lanes:
+        for lane in [*self._firsts, *self.lanes]:
             lane.close()
         if self._listener:
             self._listener.close()
@@ -134,7 +137,7 @@ def test_a_short_call_goes_over_a_lane_and_the_lane_is_kept(start):
     until(lambda: not server.lanes)
 
 
-def test_what_is_long_or_many_or_streams_goes_over_the_socket(start):
+def test_what_is_long_or_many_or_streams_goes_over_the_connection(start):
     server = start()
     with RemoteBackend(server.address) as remote:
         remote.generate(["a"] * (FEW + 1))
@@ -142,6 +145,8 @@ def test_what_is_long_or_many_or_streams_goes_over_the_socket(start):
         list(remote.generate("a", stream=True))
         assert len(asked(server.by_socket)) == FEW + 3
         assert not server.by_lane
+        hellos = sum(isinstance(message, Hello) for message in server.by_socket)
+        assert hellos == 2, "the connection has a lane too"
 
 
 @pytest.mark.parametrize("options", [{"lanes": False}, {"refuse": True}])
@@ -151,7 +156,8 @@ def test_without_a_lane_the_socket_does(start, options):
         for _ in range(3):
             assert remote.generate("one")["text"] == "one"
     assert len(asked(server.by_socket)) == 3
-    assert sum(isinstance(message, Hello) for message in server.by_lane) <= 1, "it asks but once"
+    hellos = [*server.by_lane, *server.by_socket]
+    assert sum(isinstance(message, Hello) for message in hellos) <= 3, "each asks but once"
 
 
 def test_callers_at_a_time_have_a_lane_each(start):

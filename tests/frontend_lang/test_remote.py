@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import struct
@@ -63,7 +64,8 @@ class Gateway:
 
     def stop(self) -> None:
         if self._loop is not None and self._stop is not None and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
+            with contextlib.suppress(RuntimeError):  # another thread's stop has just closed it
+                self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join(5)
 
     async def _serve(self) -> None:

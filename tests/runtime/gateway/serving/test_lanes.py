@@ -145,7 +145,7 @@ async def test_a_client_that_is_gone_loses_its_work_at_once(world, client):
     service = world.services[0]
     client.lane.close()
     await world.settle(lambda: not world.engine.running, seconds=0.8)  # before a probe tells
-    await world.settle(lambda: service.clients == 0)
+    await world.settle(lambda: len(service._clients) == 0)
 
 
 def scored(rid: str) -> Generate:
@@ -167,7 +167,7 @@ async def test_a_client_that_does_not_read_is_cut_off(world, narrow, caplog):
     await made.greet()
     made.send(*(scored(f"{i}") for i in range(40)))
     service = world.services[0]
-    await world.settle(lambda: service.clients == 0, seconds=20)
+    await world.settle(lambda: len(service._clients) == 0, seconds=20)
     assert "does not read" in caplog.text
     made.lane.close()
 
@@ -183,14 +183,16 @@ async def test_one_that_reads_late_gets_all(world, narrow):
     made.lane.close()
 
 
-async def test_a_message_over_the_limit_ends_the_lane_only(world):
+async def test_a_message_far_over_the_limit_ends_the_lane_only(world):
     await world.serve(limits=ServiceLimits(message_bytes=1000))
     made, other = LaneClient(world.address), LaneClient(world.address)
     await made.greet()
     await other.greet()
+    made.send(Generate(rid="a", prompt="x" * 1500))
+    assert "1000" in (await made.next()).error.message
     made.send(Generate(rid="a", prompt="x" * 2000))
     service = world.services[0]
-    await world.settle(lambda: service.clients == 1)
+    await world.settle(lambda: len(service._clients) == 1)
     other.send(asked())
     assert isinstance(await other.next(), Generated)
     made.lane.close()
