@@ -111,11 +111,15 @@ class Workers:
             child = self._take(backend) if last or not self._background else None
             starts += child is None
             child = child or _Child(self._line(backend))
+            server = self._server
             try:
                 child.begin(job)
                 return _Try(child, self._tries, partial(self._keep, backend, child))
-            except (TimeoutError, WorkerDied):
+            except WorkerDied:
                 child.line.close()  # the server died, or somebody killed this one: once more
+            except TimeoutError:
+                child.line.close()
+                self._replace(server)
         raise BackendError("a process that compiles grammars could not be started")
 
     def _take(self, backend: str) -> _Child | None:
@@ -130,6 +134,12 @@ class Workers:
                 idle.append(child)
                 return
         child.line.close()
+
+    def _replace(self, server: subprocess.Popen[bytes] | None) -> None:
+        """It does not fork any more, though it lives: another one is asked from now on."""
+        with self._lock:
+            if self._server is server:
+                self._kill()
 
     def _lost_server(self) -> bool:
         """Whether there is no server any more, though nobody closed it."""

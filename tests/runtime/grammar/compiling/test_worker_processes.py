@@ -195,6 +195,21 @@ def test_an_idle_one_that_died_is_nobody_s_fault(small):
         compiler.close()
 
 
+def test_a_server_that_answers_no_more_is_replaced(small, monkeypatch):
+    monkeypatch.setattr(process, "START_SECONDS", 3.0)
+    compiler = Compiler(small)
+    try:
+        assert compiler.submit(GOOD).result()
+        [server] = compiler._workers.pids()
+        compiler._workers.rest()
+        os.kill(server, signal.SIGSTOP)
+        assert compiler.submit(Spec("ebnf", 'root ::= "x"')).result()
+        assert compiler._workers.pids() != [server]
+        until(lambda: not alive(server))
+    finally:
+        compiler.close()
+
+
 def test_they_end_with_the_engine_however_that_ends():
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
