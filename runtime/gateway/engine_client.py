@@ -215,8 +215,9 @@ class EngineClient:
         self._awake.touch()
 
     def flush(self) -> None:
-        """Send what waits for the end of this turn of the loop."""
-        if self._lane is not None:
+        """Send what waits for the end of this turn of the loop, if it is a request by itself:
+        several are better for the engine to see at once."""
+        if self._lane is not None and len(self._requests) <= 1:
             self._lane.flush()
 
     def _release(self, number: int) -> None:
