@@ -6,8 +6,8 @@ import logging
 from typing import Literal
 
 from ..protocol.errors import AbortedError, ErrorInfo, RametError
-from ..protocol.messages import Finish
-from ..scheduler.request import Request
+from ..protocol.messages import Finish, NeedTokens
+from ..scheduler.request import Request, follow
 from ..scheduler.scheduler import Scheduler
 from .connections import Connection, Connections
 from .endings import Ending, Endings, Outcome
@@ -90,9 +90,14 @@ class Departures:
     ) -> None:
         """Give back its row and KV, keep its stream if wanted, tell its gateway."""
         self._forget_output(request)
-        node = None if removed else self._scheduler.remove(request, poisoned=poisoned)
         peer = self._connections[request.connection]
         peer.requests.pop(request.rid, None)
+        node, kept = None, None
+        if request.then is not None and error is None and reason != "abort":
+            kept = self._kept(peer, request, Ending(reason, matched, text_bytes))
+        went_on = kept is not None and self._scheduler.go_on(request, kept)
+        if not removed and not went_on:
+            node = self._scheduler.remove(request, poisoned=poisoned)
         spans = spans_of(request)
         if request.keep is not None and reason != "abort":
             tokens = request.tokens[: request.line]
@@ -122,3 +127,34 @@ class Departures:
                 divergence=request.divergence,
             )
         )
+        if kept is not None:
+            self._follow(peer, request, kept, went_on)
+
+    def _kept(self, peer: Connection, request: Request, ending: Ending) -> int | None:
+        """How many tokens stay of one where another goes on; ``None``, and its gateway told, where
+        it has to say what comes behind them."""
+        assert request.then is not None
+        kept = None
+        if request.row >= 0:
+            rows = self._scheduler.rows
+            output = rows.tokens[request.row, request.prompt_len : rows.known[request.row]]
+            kept = self._endings.kept(request, output.tolist(), ending)
+        if kept is None:
+            self._connections.send(peer, NeedTokens(rid=request.then.rid))
+        return kept
+
+    def _follow(self, peer: Connection, request: Request, kept: int, went_on: bool) -> None:
+        """What goes on where a request has ended is one of its own from now on: in the row, or in
+        the queue."""
+        then = request.then
+        assert then is not None
+        if not went_on:
+            try:
+                follow(request, kept, then)
+                self._scheduler.add(then)
+            except RametError as failure:
+                error = ErrorInfo.of(failure)
+                peer.outbox.finish(Finish(rid=then.rid, reason="abort", error=error))
+                return
+        peer.requests[then.rid] = then
+        self._endings.watch(then)

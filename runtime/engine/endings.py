@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from ..protocol.errors import RametError
+from ..protocol.kept import kept
 from ..scheduler.request import Request
 from .stops import StopMatcher
 
@@ -48,6 +49,15 @@ class Endings:
         if hit is None or made <= request.sampling.min_new_tokens:
             return None
         return Ending("stop", hit[0], hit[1])
+
+    def kept(self, request: Request, output: Sequence[int], ending: Ending) -> int | None:
+        """How many tokens of a request that has ended stay in its stream. ``None``: a stop string
+        began inside of a token, and what is before it is to be cut anew."""
+        if request.sampling.heal:
+            return None
+        by_token = isinstance(ending.matched, int)
+        count, carry = kept(output, by_token, ending.text_bytes, self.token_bytes)
+        return None if carry else request.prompt_len + count
 
     def of(
         self, request: Request, token: int, made: int, data: bytes | None = None

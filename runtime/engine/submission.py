@@ -33,13 +33,14 @@ def request_of(
     if not 0 <= message.remaining < _INT64:
         raise BadInputError(f"remaining must not be {message.remaining}", param="remaining")
     check_sampling(message.sampling, vocab_size)
+    then = None if message.then is None else _then(message.then, message, connection, vocab_size)
     tokens: IntArray | None = make_tokens(message.ids)
     base = () if message.base is None else (message.base,)
     if message.base is not None:
         tokens = handles.extend(message.base, message.base_len, tokens)
         if tokens is None:
             return None
-    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab_size:
+    if len(tokens) and tokens.view(np.uint32).max() >= vocab_size:  # a negative one is a large one
         raise BadInputError(f"token ids must be in [0, {vocab_size})", param="ids")
     if len(message.marks) > MAX_MARKS:
         raise BadInputError(f"{len(message.marks)} marks; at most {MAX_MARKS}", param="marks")
@@ -71,8 +72,36 @@ def request_of(
         marks=(*(handle for handle, _ in message.marks), *base),
         priority=message.priority,
         cls=message.cls,
+        then=then,
         explain=message.explain,
         heal_left=len(message.sampling.heal),
+    )
+
+
+def _then(message: Submit, before: Submit, connection: bytes, vocab_size: int) -> Request:
+    """What goes on where a request ends. Raises `BadInputError`."""
+    if message.base is not None or message.trie is not None or message.marks or (
+        message.sampling.constraint is not None or message.sampling.heal
+    ) or before.trie is not None or not message.sampling.max_new_tokens:  # fmt: skip
+        raise BadInputError("what goes on where another ends only generates", param="then")
+    tokens = make_tokens(message.ids)
+    if len(tokens) and tokens.view(np.uint32).max() >= vocab_size:  # a negative one is a large one
+        raise BadInputError(f"token ids must be in [0, {vocab_size})", param="ids")
+    check_sampling(message.sampling, vocab_size)
+    then = message.then
+    return Request(
+        rid=message.rid,
+        connection=connection,
+        sampling=message.sampling,
+        tokens=tokens,
+        prompt_len=0,
+        namespace=before.namespace,
+        program=before.program,
+        remaining=message.remaining,
+        keep=message.keep,
+        priority=before.priority,
+        cls=before.cls,
+        then=None if then is None else _then(then, before, connection, vocab_size),
     )
 
 

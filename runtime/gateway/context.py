@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ..program.executor import GenResult, OnDelta, SelectResult
+from ..program.executor import Following, GenResult, OnDelta, SelectResult
 from ..program.instructions import ChoicesMethod
 from ..protocol.errors import ProgramError
-from ..protocol.meta import MetaInfo
 from ..protocol.sampling import SamplingParams
 from .cutting import LONG, Cutter
 from .fork_point import ForkPoint, Mark
-from .generation import Generation, Sample, all_of
+from .generation import Generation, Sample, all_of, pieces_for
+from .going_on import GoingOn
 from .healing import TakenBack
 from .history import History, Item, Segment
 from .request import Handle, IntArray, joined
@@ -64,6 +64,7 @@ class EngineContext:
         self._remaining = 0
         self._reads = True
         self._explain = False
+        self._going_on = GoingOn(executor)
 
     # --- literal text ---
 
@@ -176,6 +177,10 @@ class EngineContext:
     def rest(self) -> None:
         self._keep(None, 0)
         self._leave_points()
+        self._going_on.drop()
+
+    def announce(self, following: Sequence[Following]) -> None:
+        self._going_on.announce(following)
 
     def _leave_points(self) -> None:
         points, self._points = self._points, []
@@ -280,37 +285,47 @@ class EngineContext:
         self, sampling: SamplingParams, name: str | None, on_delta: OnDelta | None
     ) -> list[GenResult]:
         del name
+        sent = self._going_on.take(self._pending, self._ids, sampling)
+        if sent is not None:
+            sample, keep = await self._going_on.run(*sent, sampling, on_delta)
+            self._take_in(sample, sent[1], keep)
+            return [GenResult(sample.text, sample.meta)]
         prompt = await self._prompt()
         back = TakenBack(prompt)
         if sampling.heal and sampling.max_new_tokens != 0:
             back = await self._take_back(prompt)
         await self._look_ahead(back.prompt)
         first = self.generation(prompt, sampling, back)
-        keep = first.keep = self._executor.engine.new_handle() if self._reads else None
-
-        def on_piece(text: str, _: list[int], meta: MetaInfo | None) -> None:
-            if on_delta is not None:
-                on_delta(text, meta)
-
-        jobs = [first.run(on_piece if on_delta is not None else None)]
+        self._going_on.send_with(first, self._role is None)
+        reads = self._reads and first.then is None
+        keep = first.keep = self._executor.engine.new_handle() if reads else None
+        jobs = [first.run(pieces_for(on_delta))]
         others = [replace(first.sample(i), keep=None, marks=()) for i in range(1, sampling.n)]
         jobs += [other.run() for other in others]
         try:
             samples: list[Sample] = [await jobs[0]] if len(jobs) == 1 else await all_of(jobs)
         except BaseException:
+            self._going_on.drop()
             if keep is not None:
                 keep.release()
             raise
-        kept = samples[0].tokens[: samples[0].kept]
-        self._settle(joined(back.prompt, kept))
-        self._keep(keep, len(self._ids))
-        self._leave_points()
-        self._history.cut(len(back.prefix.decode()))
-        self._history.add(np.asarray(kept, np.int32))
-        if samples[0].carry:
-            self._add((samples[0].carry, False))
-            self._literal = len(self._pending)
+        self._take_in(samples[0], back.prompt, keep, back.prefix)
         return [GenResult(sample.text, sample.meta) for sample in samples]
+
+    def _take_in(
+        self, sample: Sample, prompt: IntArray, keep: Handle | None, healed: bytes = b""
+    ) -> None:
+        """The stream is what was generated behind ``prompt``; the engine has it in ``keep``.
+        ``healed``: what the output wrote again of the text before it."""
+        kept = sample.tokens[: sample.kept]
+        self._settle(joined(prompt, kept))
+        self._keep(keep, len(self._ids) if keep is not None else 0)
+        self._leave_points()
+        self._history.cut(len(healed.decode()))
+        self._history.add(np.asarray(kept, np.int32))
+        if sample.carry:
+            self._add((sample.carry, False))
+            self._literal = len(self._pending)
 
     async def select(
         self,

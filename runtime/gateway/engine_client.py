@@ -140,8 +140,10 @@ class EngineClient:
         streaming: bool = False,
         explain: bool = False,
         trie: Trie | None = None,
+        then: EngineRequest | None = None,
     ) -> EngineRequest:
-        """Send a request off. ``prompt`` is whole, also where it builds on ``base``.
+        """Send a request off, with what goes on where it ends. ``prompt`` is whole, also where it
+        builds on ``base``.
 
         Raises `BackendError` when the engine is gone.
         """
@@ -161,11 +163,31 @@ class EngineClient:
             streaming=streaming,
             explain=explain,
             trie=trie,
+            then=then,
         )
         self._requests[request.rid] = request
+        while then is not None:
+            self._requests[then.rid] = then
+            then = then.then
         self._send(request.submit())
         self.observer.began()
         return request
+
+    def follower(self, own: IntArray, sampling: EngineSampling, **more: Any) -> EngineRequest:
+        """A request that is to go on where another ends, behind tokens of its ``own``: to be
+        submitted with that one, and claimed when it is known what it goes on from. ``more`` are
+        fields of the request."""
+        request = EngineRequest(next(self._rids), own, sampling, **more)
+        request.claimed = False
+        return request
+
+    def claim(self, request: EngineRequest, prompt: IntArray, streaming: bool) -> None:
+        """Somebody waits for a request that was sent with the one before; ``prompt`` is whole."""
+        request.claimed, request.prompt = True, prompt
+        request.streaming = streaming
+        if streaming and request.tokens:
+            request.wake()
+        self.observer.began()
 
     def abort(self, request: EngineRequest) -> None:
         """Stop caring about a request, and have the engine stop it unless it has finished."""
@@ -302,6 +324,9 @@ class EngineClient:
         self._gone = why
         self._lost_at = time.monotonic()
         self._lost_rids = list(self._requests)
+        for request in [r for r in self._requests.values() if not r.claimed]:
+            request.broken = True
+            del self._requests[request.rid]
         kept = [r for r in self._requests.values() if self._resubmit and r.begin_anew()]
         for request in kept:
             del self._requests[request.rid]
@@ -349,7 +374,9 @@ class EngineClient:
             self._on_answer(message)
         elif isinstance(message, NeedTokens):
             request = self._requests.get(message.rid)
-            if request is not None:
+            if request is not None and not request.claimed:
+                request.break_off()
+            elif request is not None:
                 self._send(request.submit(whole=True))
         elif isinstance(message, Beat) and self.info:
             self._back()

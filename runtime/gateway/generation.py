@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ..program.executor import OnDelta
+from ..protocol.kept import kept
 from ..protocol.messages import EngineSampling, Finish
 from ..protocol.meta import FinishReason, MetaInfo
 from ..protocol.sampling import SamplingParams
@@ -69,29 +71,25 @@ class Generation:
 
     stopper: Stopper | None = None
     explain: bool = False
+    then: EngineRequest | None = None
+    """What goes on where this one ends, to be submitted with it."""
+    sent: EngineRequest | None = None
+    """The request, if it was submitted with the one before."""
 
     def sample(self, index: int) -> Generation:
-        """The same for another sample: with a seed of its own."""
+        """The same for another sample: with a seed of its own. The first is this one."""
+        if index == 0:
+            return self
         seed = (self.sampling.seed + index) & MAX_SEED
         sampling = msgspec.structs.replace(self.sampling, seed=seed)
-        return replace(self, sampling=sampling, counts_prompt=index == 0)
+        return replace(self, sampling=sampling, counts_prompt=False)
 
     async def run(self, on_piece: OnPiece | None = None) -> Sample:
         """Raises what the engine reports. Cancelled, it aborts the request."""
         began = time.monotonic()
-        request = self.engine.submit(
-            self.prompt,
-            self.sampling,
-            base=self.base,
-            base_len=self.base_len,
-            keep=self.keep,
-            namespace=self.namespace,
-            program=self.program,
-            remaining=self.remaining,
-            marks=self.marks,
-            streaming=on_piece is not None,
-            explain=self.explain or self.params.explain,
-        )
+        request = self._request(on_piece is not None)
+        if request.since:
+            began = request.since
         if self.stopper is not None:
             self.stopper.watch(request)
         text = _Text(self, request, on_piece)
@@ -105,10 +103,32 @@ class Generation:
         assert finish is not None
         whole = text.end(finish)
         table, prefix = self.tokenizer.bytes_table, self.sampling.heal
-        kept, carry = _kept(request.tokens, finish, table, prefix)
+        by_token = isinstance(finish.matched, int)
+        stay, carry = kept(request.tokens, by_token, finish.text_bytes, table, prefix)
         healed = healed_tokens(request.tokens, table, len(prefix))
         meta = self._meta(request, finish, began, healed)
-        return Sample(whole, request.tokens, kept, carry, meta, healed)
+        text = carry.decode("utf-8", "replace")
+        return Sample(whole, request.tokens, stay, text, meta, healed)
+
+    def _request(self, streaming: bool) -> EngineRequest:
+        """Submitted now, or before."""
+        if self.sent is not None:
+            self.engine.claim(self.sent, self.prompt, streaming)
+            return self.sent
+        return self.engine.submit(
+            self.prompt,
+            self.sampling,
+            base=self.base,
+            base_len=self.base_len,
+            keep=self.keep,
+            namespace=self.namespace,
+            program=self.program,
+            remaining=self.remaining,
+            marks=self.marks,
+            streaming=streaming,
+            explain=self.explain or self.params.explain,
+            then=self.then,
+        )
 
     def _meta(self, request: EngineRequest, finish: Finish, began: float, healed: int) -> MetaInfo:
         """``healed``: leading tokens of the output that are the prompt's."""
@@ -233,41 +253,9 @@ def finish_reason(finish: Finish) -> FinishReason:
     return FinishReason(finish.reason, matched, finish.message)
 
 
-def _kept(
-    tokens: Sequence[int], finish: Finish, table: Sequence[bytes], prefix: bytes
-) -> tuple[int, str]:
-    """How many tokens stay, and the text before the stop string that was in a dropped one. All of
-    ``prefix``, which the output begins with, is in the one or the other.
-
-    Tokens go from the first that overlaps the stop string; further back to where a character
-    begins, so that what is carried over is whole characters.
-    """
-    if isinstance(finish.matched, int):
-        tokens = tokens[:-1]
-    if finish.text_bytes < 0 and not prefix:
-        return len(tokens), ""
-    data = b"".join(table[token] for token in tokens)
-    size = len(prefix) + max(finish.text_bytes, 0)
-    if finish.text_bytes < 0:
-        if len(data) >= size:
-            return len(tokens), ""
-        data = prefix  # it ended inside
-    ends: list[int] = []
-    total = 0
-    for token in tokens:
-        total += len(table[token])
-        if total > size:
-            break
-        ends.append(total)
-    kept = len(ends)
-    while kept and _inside_character(data, ends[kept - 1]):
-        kept -= 1
-    start = ends[kept - 1] if kept else 0
-    return kept, data[start:size].decode("utf-8", "replace")
-
-
-def _inside_character(data: bytes, position: int) -> bool:
-    return position < len(data) and data[position] & 0xC0 == 0x80
+def pieces_for(on_delta: OnDelta | None) -> OnPiece | None:
+    """What tells a program of text and log-probs as they come."""
+    return None if on_delta is None else lambda text, _, meta: on_delta(text, meta)
 
 
 async def all_of(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

@@ -38,6 +38,8 @@ def enter_step(step: StepOut, requests: dict[int, EngineRequest], now: float) ->
     for finish in step.finished:
         request = requests.pop(finish.rid, None)
         if request is not None:
+            if request.then is not None:
+                request.then.since = now
             request.end(finish, _failure(finish))
     for request in touched:
         request.wake()

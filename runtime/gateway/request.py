@@ -60,6 +60,8 @@ class EngineRequest:
         "again",
         "base",
         "base_len",
+        "broken",
+        "claimed",
         "error",
         "explain",
         "finish",
@@ -77,7 +79,9 @@ class EngineRequest:
         "remaining",
         "rid",
         "sampling",
+        "since",
         "streaming",
+        "then",
         "tokens",
         "tops",
         "trie",
@@ -99,6 +103,7 @@ class EngineRequest:
         streaming: bool = False,
         explain: bool = False,
         trie: Trie | None = None,
+        then: EngineRequest | None = None,
     ) -> None:
         self.rid = rid
         self.prompt = prompt
@@ -114,6 +119,14 @@ class EngineRequest:
         self.streaming = streaming
         self.explain = explain
         self.trie = trie
+        self.then = then
+        """What goes on where this one ends. Until somebody claims it, its prompt is what comes
+        between the two."""
+        self.claimed = True
+        self.broken = False
+        """Whether the engine will not go on to it."""
+        self.since = 0.0
+        """When the one before it ended, on the monotonic clock; 0: there was none, or not yet."""
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.tops: list[TopLogprobs | None] = []
@@ -147,7 +160,19 @@ class EngineRequest:
             cls=self.origin.cls,
             explain=self.explain,
             trie=self.trie,
+            then=self._then(),
         )
+
+    def _then(self) -> Submit | None:
+        then = self.then
+        return None if then is None or then.claimed or then.broken else then.submit()
+
+    def break_off(self) -> None:
+        """The engine will not go on to this one, nor to what comes after it."""
+        at: EngineRequest | None = self
+        while at is not None:
+            at.broken = True
+            at = at.then
 
     def add_prompt_logprobs(self, piece: PromptLogprobs) -> None:
         """Pieces go where they belong, so one that comes again does no harm."""

@@ -114,11 +114,20 @@ class Tokenizer:
         end a run, and only those that lie within one piece that may hold them. ``after``: the last
         token of what the text goes on from; None: it is the beginning.
         """
-        ids: list[int] = []
-        run: list[str] = []
         form = self._forms.first
         if after is not None:
             form = self._forms.after_special if after in self.special_ids else self._forms.inside
+        ids = self._encode_pieces(segments, form)
+        prefix = list(self.prefix_ids)
+        if start and prefix and ids[: len(prefix)] != prefix:
+            return prefix + ids
+        return ids
+
+    def _encode_pieces(
+        self, segments: Iterable[tuple[str, bool]], form: tokenizers.Tokenizer
+    ) -> list[int]:
+        ids: list[int] = []
+        run: list[str] = []
         for piece in self._cut(segments):
             if isinstance(piece, str):
                 run.append(piece)
@@ -126,11 +135,15 @@ class Tokenizer:
             ids += self._encode_run(run, form)
             ids.append(piece)
             run, form = [], self._forms.after_special
-        ids += self._encode_run(run, form)
-        prefix = list(self.prefix_ids)
-        if start and prefix and ids[: len(prefix)] != prefix:
-            return prefix + ids
-        return ids
+        return ids + self._encode_run(run, form)
+
+    def encode_anywhere(self, segments: Sequence[tuple[str, bool]]) -> list[int] | None:
+        """Ids that pieces have whatever token they come behind; ``None`` where that matters."""
+        forms = self._forms
+        plain = self._encode_pieces(segments, forms.inside)
+        special = forms.after_special
+        same = special is forms.inside or self._encode_pieces(segments, special) == plain
+        return plain if same else None
 
     def _cut(self, segments: Iterable[tuple[str, bool]]) -> Iterable[str | int]:
         """Plain text and ids of special tokens, in order."""

@@ -167,10 +167,14 @@ class KVMemory:
         self.tree.unlock(node)
         return match
 
-    def release(self, node: Node, private: SlotArray) -> None:
-        """A request ends: give up the hold on ``node``, free slots that never entered the tree."""
+    def give_back(self, private: SlotArray) -> None:
+        """Free slots that never entered the tree."""
         self.pool.free(private)
         self._private -= len(private)
+
+    def release(self, node: Node, private: SlotArray) -> None:
+        """A request ends: give up the hold on ``node``, free slots that never entered the tree."""
+        self.give_back(private)
         self.tree.unlock(node)
 
     def begin_load(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import islice
+from typing import TypeGuard
+
 from .blocks import MOST_READS, is_read
 from .executor import Context, LooksAhead
 from .instructions import Fork, Repeat
@@ -9,11 +12,23 @@ from .stream import Stream
 from .taken import Taken
 
 
+def looks_ahead(context: Context | None) -> TypeGuard[LooksAhead]:
+    """Whether a context can use hints. (To ask for the protocol takes as long as all else that is
+    done here.)"""
+    return hasattr(context, "expect") and hasattr(context, "rest")
+
+
 def may_read(stream: Stream) -> bool:
     """Whether this stream, or one that it will fork, may have its text read again. Of one that is
     not closed that cannot be known."""
+    return reads_of(stream, 0)
+
+
+def reads_of(stream: Stream, skip: int) -> bool:
+    """The same, of what comes behind its next ``skip`` instructions."""
     return stream.open or any(
-        taken.to_come or isinstance(taken.instruction, Fork) for taken in stream.queue
+        taken.to_come or isinstance(taken.instruction, Fork)
+        for taken in islice(stream.queue, skip, None)
     )
 
 
@@ -53,11 +68,11 @@ class Ahead:
         """An instruction begins: tell the stream's context what will come after it."""
         self.drop(taken)
         context = stream.context
-        if is_read(taken.instruction) and isinstance(context, LooksAhead):
+        if is_read(taken.instruction) and looks_ahead(context):
             context.expect(self.remaining, may_read(stream))
 
 
 def rest(stream: Stream, context: Context | None) -> None:
     """Let a context know if nobody reads its text again."""
-    if isinstance(context, LooksAhead) and not may_read(stream):
+    if looks_ahead(context) and not may_read(stream):
         context.rest()

@@ -100,6 +100,26 @@ class LooksAhead(Protocol):
         ...
 
 
+class Following(msgspec.Struct, frozen=True):
+    """A generation that comes after another: behind that one's output come ``texts``, appended one
+    by one. ``remaining`` and ``reads`` are as in `LooksAhead.expect`."""
+
+    texts: tuple[str, ...]
+    sampling: SamplingParams
+    remaining: int
+    reads: bool
+
+
+@runtime_checkable
+class GoesOn(Protocol):
+    """A context that can begin a generation as soon as the one before it has ended."""
+
+    def announce(self, following: Sequence[Following]) -> None:
+        """What the stream is to do after the generation that comes next, in order. It is told so
+        again as usual, and may do something else if its program fails."""
+        ...
+
+
 @runtime_checkable
 class Explains(Protocol):
     """A context that can say where a prompt left what was cached. (`Context.gen` is told by its

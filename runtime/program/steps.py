@@ -16,6 +16,7 @@ from .cell import Cell
 from .constraint import check_constraint
 from .events import Entered, Event, Synced, TextDelta, Value, Warned
 from .executor import Context, Explains
+from .following import announce
 from .instructions import (
     Bind,
     End,
@@ -165,9 +166,11 @@ class Steps:
         self._warn(stream, context)
 
     async def _gen(self, stream: Stream, instruction: Gen, taken: Taken) -> None:
-        params = sampling_from(self._sampling, instruction.sampling)
-        await check_constraint(params)
+        params = taken.params or sampling_from(self._sampling, instruction.sampling)
+        if params.constraint is not None:
+            await check_constraint(params)
         context = _context(stream)
+        announce(stream, context, self._sampling, self.ahead.remaining)
         sent: list[str] = []
 
         def on_delta(text: str, meta: MetaInfo | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..protocol.errors import ErrorInfo
+from ..protocol.sampling import SamplingParams
 from .cell import Cell
 from .instructions import Instruction
 
@@ -71,6 +72,8 @@ class Taken:
     cell: Cell | None = None
     gathers: list[Gather] = field(default_factory=list[Gather])
     block: Block | None = None
+    params: SamplingParams | None = None
+    """Of a generation, once they are known."""
     to_come: int = 0
     """Generations and selections that `Ahead` counts for it."""
 

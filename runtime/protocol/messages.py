@@ -224,6 +224,10 @@ class Submit(_Message, frozen=True, kw_only=True, tag="submit"):
     cls: str = ""
     explain: bool = False
     """Whether `Finish` is to say where the prompt left what was cached."""
+    then: Submit | None = None
+    """What goes on where this one ends, unless it is aborted: behind its output, but for what ended
+    it, come the ``ids`` of this. `NeedTokens` answers it where a stop string ended inside a token.
+    Class, priority, namespace and program are as here."""
 
 
 class Abort(_Message, frozen=True, kw_only=True, tag="abort_request"):

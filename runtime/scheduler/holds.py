@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from ..memory.kv_memory import KVMemory
 from ..memory.page_pool import SlotArray
 from ..memory.radix_tree import Match, Node
@@ -11,6 +13,8 @@ from .batch import IntArray, NewRow
 from .kept_paths import keep_long_paths
 from .request import Request
 from .rows import Rows
+
+_NO_TOKENS: IntArray = np.empty(0, np.int32)
 
 
 class Holds:
@@ -38,6 +42,34 @@ class Holds:
         row = self._rows.enter(request, slots, match.length)
         prompt = request.tokens[: request.prompt_len]
         self.new_rows.append(NewRow(row, request.sampling, prompt, output, match.slots))
+
+    def go_on(self, row: int, kept: int, then: Request) -> bool:
+        """The request of a row has ended, and another takes the row over: behind the first ``kept``
+        of its tokens come the other's own. False, and nothing changed, where there are no slots for
+        them, or where what is to be computed is the tree's."""
+        rows, ended = self._rows, self._request(row)
+        computed, end = int(rows.computed[row]), kept + len(then.tokens)
+        start = min(computed, kept, end - 1)
+        if start < rows.shared[row]:
+            return False
+        if end > computed:
+            last = int(rows.slots[row, computed - 1])
+            slots = self._memory.allocate(end - computed, computed, last)
+            if slots is None:
+                return False
+            rows.slots[row, computed:end] = slots
+        else:
+            self._memory.give_back(rows.slots[row, end:computed])
+        then.tokens = np.concatenate((rows.tokens[row, :kept], then.tokens))
+        then.prompt_len = end
+        then.cached_tokens = start
+        then.took_over = True
+        then.node, ended.node = ended.node, None
+        self._forget_news(row)
+        rows.take_over(row, then, start)
+        slots = rows.slots[row, :start].copy()
+        self.new_rows.append(NewRow(row, then.sampling, then.tokens, _NO_TOKENS, slots))
+        return True
 
     def force(self, row: int, tokens: IntArray) -> bool:
         """Output that a row did not sample becomes known, with slots to compute it into. False, and
@@ -82,8 +114,7 @@ class Holds:
         self._memory.release(request.node, private)
         if poisoned:
             self._memory.tree.drop(request.node)
-        self.new_rows = [new for new in self.new_rows if new.row != row]
-        self.moves = [move for move in self.moves if move[0] != row]
+        self._forget_news(row)
         rows.leave(row)
         node, request.node = request.node, None
         return node
@@ -92,6 +123,11 @@ class Holds:
         """Slots of each running request that are not the tree's."""
         rows = self._rows
         return (rows.private(row) for row, held in enumerate(rows.requests) if held is not None)
+
+    def _forget_news(self, row: int) -> None:
+        """What the runner was to be told of a row is true no longer."""
+        self.new_rows = [new for new in self.new_rows if new.row != row]
+        self.moves = [move for move in self.moves if move[0] != row]
 
     def _into_tree(self, row: int, end: int) -> Match:
         """Put a row's tokens up to ``end`` into the tree, and hold that path from now on."""

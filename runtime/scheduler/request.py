@@ -73,6 +73,10 @@ class Request:
     fetched_to: int = 0
     loaded_to: int = 0
     """... and how far it was read from disk and loaded from host memory."""
+    then: Request | None = None
+    """What goes on where this one ends. Until then its ``tokens`` are those that come between."""
+    took_over: bool = False
+    """Whether it goes on in the row of the one before."""
     explain: bool = False
     divergence: Divergence | None = None
     """Where its prompt left what was cached when it was admitted; only if asked for."""
@@ -115,6 +119,13 @@ class Request:
             first = max(self.sampling.logprob_start, self.prompt_logprobs_sent)
             cap = min(cap, max(first - 1, 0))
         return cap
+
+
+def follow(request: Request, kept: int, then: Request) -> None:
+    """Another request goes on behind the first ``kept`` tokens of this one, which has ended."""
+    then.tokens = np.concatenate((request.tokens[:kept], then.tokens))
+    then.prompt_len = len(then.tokens)
+    then.near = request.near
 
 
 def make_tokens(ids: bytes) -> IntArray:

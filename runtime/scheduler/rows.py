@@ -55,16 +55,33 @@ class Rows:
         """Give a request a row. ``slots`` hold its tokens up to the target, the first ``cached`` of
         them computed already and the tree's."""
         row = self._free.pop()
+        self.slots[row, : len(slots)] = slots
+        self.shared[row] = cached
+        self.level[row] = request.level
+        self._fill(row, request, cached)
+        self.running += 1
+        return row
+
+    def take_over(self, row: int, request: Request, computed: int) -> None:
+        """The request of a row has ended, and another goes on behind it: with the first
+        ``computed`` of its slots, of which as many as before are the tree's."""
+        ended = self.requests[row]
+        assert ended is not None
+        ended.tokens = self.tokens[row, : self.known[row]].copy()
+        ended.first_token = float(self.first_at[row])
+        ended.row = -1
+        self._fill(row, request, computed)
+
+    def _fill(self, row: int, request: Request, computed: int) -> None:
         sampling = request.sampling
         size = len(request.tokens)
         self.requests[row] = request
         self.tokens[row, :size] = request.tokens
-        self.slots[row, : len(slots)] = slots
         self.state[row] = PREFILL
         self.epoch[row] += 1
         self.rid[row] = request.rid
         self.serial[row] = request.serial
-        self.computed[row] = self.shared[row] = cached
+        self.computed[row] = computed
         self.target[row] = request.target
         self.known[row] = size
         self.sampled[row] = len(request.output)
@@ -77,11 +94,8 @@ class Rows:
         self.top_logprobs[row] = sampling.top_logprobs
         self.healing[row] = request.heal_left > 0
         self.masked[row] = sampling.constraint is not None or request.heal_left > 0
-        self.level[row] = request.level
         self.first_at[row] = request.first_token
         request.row = row
-        self.running += 1
-        return row
 
     def leave(self, row: int) -> Request:
         """Take the request off its row; it takes along the tokens known."""

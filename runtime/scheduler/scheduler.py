@@ -108,6 +108,34 @@ class Scheduler:
         next(queue for queue in queues if request in queue).remove(request)
         return None
 
+    def go_on(self, request: Request, kept: int) -> bool:
+        """A running request has ended after the first ``kept`` of its tokens, and names another
+        that goes on behind them: it takes over the row, and no other is let in before it. False:
+        the request is still there, as somebody who waits comes first, or there is no room."""
+        then, waiting = request.then, self.waiting
+        if then is None or request.row < 0 or request.sampling.max_new_tokens == 0:
+            return False
+        limits, end = self.limits, kept + len(then.tokens)
+        if (
+            end + max(then.sampling.max_new_tokens, 1)
+            > min(limits.context_length, self.memory.total)
+            or limits.classes[request.cls].context_length
+        ):
+            return False
+        now = time.monotonic()
+        if waiting and (
+            waiting.most_urgent < request.level or now - waiting[0].arrival > limits.ageing
+        ):
+            return False
+        then.cls, then.level = request.cls, request.level
+        if not self._holds.go_on(request.row, kept, then):
+            return False
+        self._serial += 1
+        then.serial = int(self._serial)
+        self.rows.serial[then.row] = then.serial
+        then.arrival = then.admitted = now
+        return True
+
     def append_forced(self, row: int, tokens: IntArray) -> bool:
         """Give a decoding row output that it did not sample. It is computed like a prompt, and the
         row samples again after it; a sample of the row that is under way is dropped. Call it when
@@ -195,7 +223,8 @@ class Scheduler:
             budget -= end - start
             builder.add_chunk(request, end)
             own = rows.slots[row, start:end].copy()
-            if start < request.prompt_len:  # output stays private until the request ends
+            # What follows an output stays private as that does, until the request ends.
+            if start < request.prompt_len and not request.took_over:
                 self._holds.share(row)
             # What the tree had already is not written again: its twin here was just freed.
             kept = rows.slots[row, start:end]

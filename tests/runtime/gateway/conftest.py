@@ -26,6 +26,7 @@ from ramet.runtime.program.events import Done, Event
 from ramet.runtime.program.instructions import Instruction, Program
 from ramet.runtime.protocol.codec import client_codec, engine_codec, gateway_codec, reply_codec
 from ramet.runtime.protocol.errors import ErrorInfo
+from ramet.runtime.protocol.kept import kept
 from ramet.runtime.protocol.lane import lane_path, listen
 from ramet.runtime.protocol.messages import (
     Abort,
@@ -178,11 +179,14 @@ class FakeEngine:
         ids = np.frombuffer(submit.ids, np.int32).tolist()
         self.submits.append(submit)
         if submit.base is not None:
-            kept = self.handles.get(submit.base)
-            if self.forgetful or kept is None or submit.base_len > len(kept):
+            known = self.handles.get(submit.base)
+            if self.forgetful or known is None or submit.base_len > len(known):
                 self.send(NeedTokens(rid=submit.rid))
                 return
-            ids = kept[: submit.base_len] + ids
+            ids = known[: submit.base_len] + ids
+        self._begin(submit, ids)
+
+    def _begin(self, submit: Submit, ids: list[int]) -> None:
         self.prompts.append(ids)
         self.handles.update({handle: ids[:length] for handle, length in submit.marks})
         stops = submit.sampling.stops
@@ -242,6 +246,8 @@ class FakeEngine:
                 if submit.keep is not None:
                     self.handles[submit.keep] = made
                 finished.append(Finish(rid=rid, prompt_tokens=request["prompt"], **end))
+                if submit.then is not None:
+                    self._go_on(submit.then, request, finished[-1])
         self.credits -= 1
         self.finished += finished
         if self.late and finished:
@@ -259,6 +265,18 @@ class FakeEngine:
                 finished=finished,
             )
         )
+
+    def _go_on(self, then: Submit, request: dict[str, Any], finish: Finish) -> None:
+        """What was sent with a request begins where that one ends, or its gateway is asked."""
+        made, prompt = request["tokens"], request["prompt"]
+        by_token = isinstance(finish.matched, int)
+        count, carry = kept(made[prompt:], by_token, finish.text_bytes, self.table)
+        if carry or self.forgetful:
+            self.send(NeedTokens(rid=then.rid))
+            return
+        self.submits.append(then)
+        own = np.frombuffer(then.ids, np.int32).tolist()
+        self._begin(then, [*made[: prompt + count], *own])
 
     def _bytes(self, token: int) -> bytes:
         """None of ids that a test's own tokenizer has beyond ours."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from ramet.runtime.program.instructions import Bind, Fork, Gen, Join, Part, Ref, Select, Text
+from ramet.runtime.program.instructions import Bind, Fork, Gen, Join, Part, Ref, Select, Sync, Text
 from ramet.runtime.program.interpreter import Interpreter
 from ramet.runtime.program.limits import Limits
 
@@ -86,7 +86,8 @@ async def test_an_only_reader_marks_nothing(world):
 
 
 async def test_a_stream_is_kept_while_it_goes_on(world):
-    first, second = await run(world, [text("a"), gen(op=1), text("b"), gen(op=2)])
+    program = [text("a"), gen(op=1), Sync(op=3), text("b"), gen(op=2)]
+    first, second = await run(world, program)
     assert first.keep is not None
     assert second.keep is None
     assert (first.remaining, second.remaining) == (1, 0)
@@ -124,6 +125,7 @@ async def test_what_never_runs_is_not_to_come(world):
         gen(1, 1, "a"),
         gen(1, 2, "b"),
         gen(0, 3, "c"),
+        Sync(op=6),
         gen(0, 4, "d"),
     ]
     submits = await run(world, program)

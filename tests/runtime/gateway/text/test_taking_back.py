@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ramet.runtime.gateway.detokenizer import Detokenizer
-from ramet.runtime.gateway.generation import _kept
 from ramet.runtime.gateway.healing import Healer, TakenBack, healed_tokens
 from ramet.runtime.gateway.tokenizer import Tokenizer
 from ramet.runtime.model import store
+from ramet.runtime.protocol.kept import kept as kept_of
 from ramet.runtime.protocol.messages import EngineSampling, Finish
 
 WORDS = ["The capital", " of Fra", "http", ":", " ", "  \n", "é", "日本", "😀", "x", "12", "user"]
@@ -221,7 +221,8 @@ def test_tokens_of_nothing_but_the_prefix(tokens, prefix, healed):
 )
 def test_all_of_the_prefix_stays_in_the_stream(tokens, prefix, finish, kept, carry):
     end = Finish(rid=1, **{"reason": "stop", **finish})
-    assert _kept(tokens, end, TABLE, prefix) == (kept, carry)
+    by_token = isinstance(end.matched, int)
+    assert kept_of(tokens, by_token, end.text_bytes, TABLE, prefix) == (kept, carry.encode())
     if not isinstance(end.matched, int):
         text = b"".join(TABLE[token] for token in tokens[:kept]) + carry.encode()
         assert text.startswith(prefix)

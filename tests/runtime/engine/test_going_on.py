@@ -1,0 +1,202 @@
+"""Requests that go on where others end: as if they had been sent with whole prompts."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from ramet.runtime.engine.handles import Handles
+from ramet.runtime.engine.submission import request_of
+from ramet.runtime.memory.kv_memory import KVMemory
+from ramet.runtime.protocol import BadInputError
+from ramet.runtime.protocol.messages import Abort, EngineSampling, Submit
+
+
+def ids(tokens):
+    return np.array(tokens, np.int32).tobytes()
+
+
+def submit(rid, tokens, new=4, then=None, keep=None, **sampling):
+    return Submit(
+        rid=rid,
+        ids=ids(tokens),
+        sampling=EngineSampling(max_new_tokens=new, **sampling),
+        keep=keep,
+        then=then,
+    )
+
+
+@pytest.fixture
+def expected(expected):
+    return lambda prompt, count: expected(list(prompt), count, 26)
+
+
+@pytest.fixture
+def memory_handles():
+    return Handles(KVMemory(64, 16).tree)
+
+
+@pytest.fixture
+def engine(started):
+    return started[0]
+
+
+@pytest.fixture
+def client(started):
+    return started[1]()
+
+
+def test_three_in_a_line(engine, client, expected):
+    prompt = list(range(20))
+    line = submit(1, prompt, 5, submit(2, [7, 8], 6, submit(3, [], 4), keep=9))
+    client.send(line)
+    client.pump(lambda: 3 in client.finished)
+    first = expected(prompt, 5)
+    second = expected([*prompt, *first, 7, 8], 6)
+    third = expected([*prompt, *first, 7, 8, *second], 4)
+    assert [client.tokens[rid] for rid in (1, 2, 3)] == [first, second, third]
+    assert [client.finished[rid].prompt_tokens for rid in (1, 2, 3)] == [20, 27, 33]
+    assert client.finished[2].cached_tokens == 24  # the last token's KV was never needed before
+    assert engine.scheduler.idle
+    engine.scheduler.assert_consistent()
+    assert engine.info()["computed_tokens"] == 20 + 4 + 3 + 5 + 1 + 3
+    # What was kept of the second can be gone on with.
+    assert client.run(4, [1], 3, base=9, base_len=33) == expected(
+        [*prompt, *first, 7, 8, *second, 1], 3
+    )
+
+
+def test_what_ended_it_is_not_read(client, expected):
+    prompt = list(range(20))
+    whole = expected(prompt, 12)
+    at = next(i for i in range(2, 12) if whole[i] not in whole[:i])
+    client.send(submit(1, prompt, 12, submit(2, [3], 4), stop_ids=(whole[at],)))
+    client.pump(lambda: 2 in client.finished)
+    assert client.tokens[1] == whole[: at + 1]
+    assert client.tokens[2] == expected([*prompt, *whole[:at], 3], 4)
+
+
+def test_nor_is_a_stop_string(client, expected):
+    prompt = list(range(20))
+    whole = expected(prompt, 12)
+    text = bytes(97 + token for token in whole)
+    client.send(submit(1, prompt, 12, submit(2, [3, 5, 6], 4), stops=(text[5:8],)))
+    client.pump(lambda: 2 in client.finished)
+    end = text.find(text[5:8])
+    assert client.tokens[1] == whole[: end + 3]
+    assert client.tokens[2] == expected([*prompt, *whole[:end], 3, 5, 6], 4)
+
+
+def test_nothing_between_and_nothing_said(client, expected):
+    prompt = list(range(20))
+    stop = expected(prompt, 1)[0]
+    client.send(submit(1, prompt, 4, submit(2, [], 4), stop_ids=(stop,)))
+    client.pump(lambda: 2 in client.finished)
+    assert client.tokens[1] == [stop]
+    assert client.tokens[2] == expected(prompt, 4)
+
+
+@pytest.mark.parametrize("token_bytes", [[b"ab"] * 26])
+def test_a_stop_inside_of_a_token_asks_the_gateway(client, token_bytes):
+    client.send(submit(1, range(20), 4, submit(2, [3], 4), stops=(b"ba",)))
+    client.pump(lambda: 1 in client.finished and client.need)
+    assert client.need == [2]
+    client.run(2, [1, 2, 3], 2)
+
+
+def test_an_abort_ends_the_line(engine, client):
+    client.send(submit(1, range(20), 200, submit(2, [3], 4)))
+    client.pump(lambda: client.tokens.get(1))
+    client.send(Abort(rids=[1, 2]))
+    client.pump(lambda: 1 in client.finished)
+    client.run(3, range(30), 4)
+    assert 2 not in client.finished
+    assert 2 not in client.tokens
+
+
+def test_what_goes_on_can_be_aborted(client):
+    client.send(submit(1, range(20), 2, submit(2, [3], 200)))
+    client.pump(lambda: client.tokens.get(2))
+    client.send(Abort(rids=[2]))
+    client.pump(lambda: 2 in client.finished)
+    assert client.finished[2].reason == "abort"
+
+
+def test_what_cannot_fit_is_told_when_it_would_begin(client):
+    client.send(submit(1, range(20), 2, submit(2, [3], 250)))
+    client.pump(lambda: 2 in client.finished)
+    assert client.finished[1].reason == "length"
+    assert client.finished[2].error.kind == "context_length"
+
+
+def test_what_waits_too_long_comes_first(engine, client, expected):
+    """Nobody is overtaken for longer than the ageing bound."""
+    engine.scheduler.limits = replace(engine.scheduler.limits, ageing=0.0)
+    for rid in range(1, 9):
+        client.submit(rid, [rid, *range(20)], 8)
+    client.send(submit(20, range(20), 8, submit(21, [3], 4)))
+    for rid in range(9, 17):
+        client.submit(rid, [rid, *range(20)], 8)
+    client.pump(lambda: len(client.finished) == 18)
+    order = list(client.finished)
+    assert order.index(21) > order.index(15)
+    assert client.tokens[21] == expected([*range(20), *expected(range(20), 8), 3], 4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lines_among_others_in_a_small_pool(engine, client, expected, seed):
+    draw = random.Random(seed)
+    wanted = {}
+    rid = 0
+    for _ in range(14):
+        prompt = [draw.randrange(3) for _ in range(draw.randrange(1, 60))]
+        parts = [(draw.choices(range(26), k=draw.randrange(4)), draw.randrange(1, 40))]
+        parts += [
+            (draw.choices(range(26), k=draw.randrange(4)), draw.randrange(1, 20))
+            for _ in range(draw.randrange(4))
+        ]
+        before = prompt
+        message = None
+        numbers = range(rid + 1, rid + 1 + len(parts))
+        rid += len(parts)
+        for number, (text, new) in zip(numbers, parts):
+            whole = [*before, *text]
+            output = expected(whole, new)
+            stop = draw.choice(output) if draw.random() < 0.5 else None
+            if stop is not None:
+                output = output[: output.index(stop) + 1]
+            wanted[number] = output
+            before = [*whole, *(output[:-1] if stop is not None else output)]
+            parts[number - numbers[0]] = (text, new, stop)
+        for number, (text, new, stop) in reversed(list(zip(numbers, parts))):
+            first = number == numbers[0]
+            stops = () if stop is None else (stop,)
+            message = submit(
+                number, [*prompt, *text] if first else text, new, message, stop_ids=stops
+            )
+        client.send(message)
+    client.pump(lambda: len(client.finished) == len(wanted), 30)
+    assert client.tokens == wanted
+    assert not client.need
+    engine.scheduler.assert_consistent()
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        {"base": 1},
+        {"ids": ids([26])},
+        {"ids": b"abc"},
+        {"marks": ((1, 0),)},
+        {"sampling": EngineSampling(max_new_tokens=0)},
+        {"sampling": EngineSampling(max_new_tokens=4, heal=b"x")},
+        {"sampling": EngineSampling(max_new_tokens=4, stop_ids=(26,))},
+    ],
+)
+def test_what_no_step_could_compute_is_refused(then, memory_handles):
+    fields = {"rid": 2, "ids": b"", "sampling": EngineSampling(max_new_tokens=4), **then}
+    message = submit(1, [1], 4, Submit(**fields))
+    with pytest.raises(BadInputError):
+        request_of(message, b"", memory_handles, 26)
