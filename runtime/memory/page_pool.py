@@ -78,7 +78,9 @@ class PagePool:
             if taken == size and left >= 2 * size:
                 # A long prompt: take many whole pages in one go.
                 more = min(left // size - 1, len(self._whole))
-                pages = np.array([page, *(self._whole.pop() for _ in range(more))], np.int32)
+                keep = len(self._whole) - more
+                pages = np.array([page, *reversed(self._whole[keep:])], np.int32)
+                del self._whole[keep:]
                 slots = (pages[:, None] * size + np.arange(size, dtype=np.int32)).reshape(-1)
                 taken = len(slots)
                 self.owner[slots] = PRIVATE

@@ -117,20 +117,20 @@ class StepBuilder:
         if not self.count:
             return None
         rows = self._rows
-        items = np.concatenate(self._items)
-        samples = np.concatenate(self._samples) if self._samples else np.empty(0, np.int32)
+        items = _joined(self._items)
+        samples = _joined(self._samples)
         sampling = items[samples]
         wanted = [request.sampling.top_logprobs for request, _ in self._scored]
         if len(sampling):
             wanted.append(int(rows.top_logprobs[sampling].max()))
         batch = StepBatch(
             rows=items,
-            q_lens=np.concatenate(self._q_lens),
+            q_lens=_joined(self._q_lens),
             kv_lens=rows.computed[items],
-            ids=np.concatenate(self._ids),
-            slots=np.concatenate(self._slots),
+            ids=_joined(self._ids),
+            slots=_joined(self._slots),
             samples=samples,
-            steps=np.concatenate(self._steps) if self._steps else np.empty(0, np.int32),
+            steps=_joined(self._steps),
             new_rows=new_rows,
             moves=moves,
             prompt_logprobs=self._logprobs,
@@ -143,3 +143,9 @@ class StepBuilder:
         )
         epochs = rows.epoch[sampling]
         return Planned(batch, sampling, epochs, self._scored, self._tries_of, self._ended)
+
+
+def _joined(pieces: list[IntArray]) -> IntArray:
+    if len(pieces) == 1:
+        return pieces[0]
+    return np.concatenate(pieces) if pieces else np.empty(0, np.int32)

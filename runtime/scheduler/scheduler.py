@@ -207,7 +207,7 @@ class Scheduler:
     def _prompts_alone(self) -> bool:
         """Whether this step holds prompts without decodes: where such steps are captured, they take
         turns with those that decode, and only when nothing decodes may a step be larger."""
-        if not self.limits.prompt_sizes or not self._prompts_next:
+        if not self.limits.prompt_sizes or not self._prompts_next or not self.rows.running:
             return False
         rows = self.rows
         return bool(((rows.state == DECODE) & (rows.sampled < rows.max_new)).any())
@@ -235,6 +235,8 @@ class Scheduler:
         few."""
         rows = self.rows
         while True:
+            if not rows.running:
+                return _NO_SLOTS, _NO_SLOTS
             decodes = np.flatnonzero((rows.state == DECODE) & (rows.sampled < rows.max_new))
             decodes = decodes.astype(np.int32)
             if not len(decodes):
@@ -253,9 +255,8 @@ class Scheduler:
         """Rows with prompt left to compute, oldest first, then newly admitted ones, while the
         budget lasts. The caller plans a row's chunk before it asks for the next."""
         rows = self.rows
-        pending = np.flatnonzero((rows.state == PREFILL) & (rows.computed < rows.target))
         left = budget
-        for row in pending[np.argsort(rows.serial[pending])].tolist():
+        for row in self._begun() if rows.running else ():
             if left <= 0:
                 return
             left -= min(left, int(rows.target[row] - rows.computed[row]))
@@ -279,6 +280,12 @@ class Scheduler:
             row = request.row
             left -= min(left, int(rows.target[row] - rows.computed[row]))
             yield row
+
+    def _begun(self) -> list[int]:
+        """Rows with prompt left to compute, oldest first."""
+        rows = self.rows
+        pending = np.flatnonzero((rows.state == PREFILL) & (rows.computed < rows.target))
+        return pending[np.argsort(rows.serial[pending])].tolist()
 
     def _ordered(self) -> list[Request]:
         now = time.monotonic()
