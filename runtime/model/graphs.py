@@ -133,7 +133,7 @@ class CapturedDecode(_Captured):
     def enter(self, batch: StepBatch) -> None:
         """Give the next `run` its inputs."""
         pad = self.size - len(batch.rows)
-        self.parts.staging.upload(
+        self.parts.staging.fill(
             [
                 (batch.rows, self._pad[:pad]),
                 (batch.kv_lens, self._ones[:pad]),
@@ -164,6 +164,9 @@ class CapturedExtend(_Captured):
         self._inputs, fields = make_inputs([size] * 5 + [items] * 3 + [items + 1], device)
         self._ids, self._positions, self._slots, self._places, self._token_rows = fields[:5]
         self.rows, self._kv_lens, self._last, self._q_start = fields[5:]
+        most = max(size, items)
+        self._zeros = np.zeros(most, np.int32)
+        self._padding = np.full(most, parts.scratch_row, np.int32)
         self._token_rows.fill_(parts.scratch_row)
         self.rows.fill_(parts.scratch_row)
         # Until the first real inputs: no items, all tokens padding.
@@ -196,11 +199,9 @@ class CapturedExtend(_Captured):
         [T], the slots where their KV is read."""
         count, tokens = len(batch.rows), batch.num_tokens
         items, pad = self.max_items + 1 - count, self.size - tokens
-        scratch = self.parts.scratch_row
         ends = np.cumsum(batch.q_lens, dtype=np.int32)
-        zeros = np.zeros(max(pad, items), np.int32)
-        padding = np.full(max(pad, items), scratch, np.int32)
-        self.parts.staging.upload(
+        zeros, padding = self._zeros, self._padding
+        self.parts.staging.fill(
             [
                 (batch.ids, zeros[:pad]),
                 (positions, zeros[:pad]),
@@ -211,7 +212,7 @@ class CapturedExtend(_Captured):
                 (batch.kv_lens, zeros[: items - 1], np.array([pad], np.int32)),
                 (ends - 1, zeros[:items]),
                 (
-                    np.zeros(1, np.int32),
+                    zeros[:1],
                     ends,
                     np.full(self.max_items - count, tokens, np.int32),
                     np.array([self.size], np.int32),

@@ -41,8 +41,19 @@ class Staging:
     def upload(
         self, fields: Sequence[IntArray | Sequence[IntArray]], into: torch.Tensor | None = None
     ) -> list[torch.Tensor]:
-        """Copy the fields, each at the next aligned place, to the start of ``into`` (int32 [N], for
-        a captured step's fixed inputs) or to fresh memory. A field may come in pieces."""
+        """Copy the fields, each at the next aligned place, to the start of ``into`` (int32 [N]) or
+        to fresh memory. A field may come in pieces."""
+        starts, sizes, target = self._copy(fields, into)
+        return [target[begin : begin + size] for begin, size in zip(starts, sizes)]
+
+    def fill(self, fields: Sequence[IntArray | Sequence[IntArray]], into: torch.Tensor) -> None:
+        """`upload` to a captured step's fixed inputs, of which it has views already: to make one
+        of a tensor costs more than to write its field."""
+        self._copy(fields, into)
+
+    def _copy(
+        self, fields: Sequence[IntArray | Sequence[IntArray]], into: torch.Tensor | None
+    ) -> tuple[list[int], list[int], torch.Tensor]:
         pieces = [[field] if isinstance(field, np.ndarray) else field for field in fields]
         sizes = [sum(map(len, parts)) for parts in pieces]
         starts, total = layout(sizes)
@@ -68,7 +79,7 @@ class Staging:
             event = event or torch.cuda.Event()
             event.record()
             self._events[at] = event
-        return [target[begin : begin + size] for begin, size in zip(starts, sizes)]
+        return starts, sizes, target
 
 
 def layout(sizes: Sequence[int]) -> tuple[list[int], int]:

@@ -28,6 +28,11 @@ def test_an_upload_into_fixed_memory_follows_the_layout():
     for start, field, view in zip(starts, fields, views):
         assert target[start : start + len(field)].tolist() == field.tolist() == view.tolist()
     assert target[total:].tolist() == [-1] * 4
+    again = torch.full((total + 4,), -1, dtype=torch.int32)
+    staging.fill(fields, again)
+    for start, field in zip(starts, fields):
+        assert again[start : start + len(field)].tolist() == field.tolist()
+    assert again[total:].tolist() == [-1] * 4
 
 
 def test_an_upload_is_not_changed_by_the_next():
