@@ -165,6 +165,48 @@ def test_what_is_yet_to_be_read_is_read_for_whoever_asks(backend, small):
     assert matcher.is_done()
 
 
+def test_tokens_are_read_once_however_the_library_comes_by_them(backend, small):
+    grammar = backend.compile(Spec.of("regex", "[a-z]{6,9}"), small)
+    first = grammar.matcher()
+    assert all(map(first.accept, b"abcdefgh"))
+    matcher = grammar.matcher()
+    assert all(map(matcher.accept, b"abcd"))
+    assert not matcher.can_end()  # reads four
+    assert all(map(matcher.accept, b"ef"))
+    assert matcher._unread == 2
+    matcher.rollback(1)
+    assert not matcher.can_end()
+    assert matcher.accept(ord("f"))
+    assert matcher.can_end()
+    assert all(map(matcher.accept, b"gh"))
+    matcher.rollback(4)
+    assert not matcher.can_end()
+    assert all(map(matcher.accept, b"ef"))
+    matcher.begin_anew()
+    assert matcher._unread == 0
+    assert matcher.can_end()
+    assert matcher.accept(ord("g"))
+    renewed = matcher.lexer
+    assert matcher.move(renewed) == 7
+    assert matcher._unread == 0
+    assert matcher.accept(ord("h"))
+    assert matcher.accept(ord("x"))
+    assert matcher.is_done()
+    assert matcher.lexer is renewed
+
+
+def test_nothing_is_known_behind_an_end(backend, small):
+    grammar = backend.compile(Spec.of("regex", "aab?"), small)
+    first = grammar.matcher()
+    assert all(map(first.accept, b"aab"))
+    matcher = grammar.matcher()
+    assert all(map(matcher.accept, [*b"aa", small.eos_ids[0]]))
+    assert not matcher.accept(ord("b"))
+    assert not matcher.passes(ord("b"), False)
+    matcher.rollback(1)
+    assert matcher.accept(ord("b"))
+
+
 def test_a_kept_row_is_a_copy(backend, small):
     grammar = backend.compile(SPECS[0], small)
     row = row_of(grammar.matcher(), small)
