@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import GrammarError
 from .checks_grammar import ROOT, check_gbnf, is_lark
+from .doubling import without_doubling
 from .lexemes import lark_of, regular_rules, rules_over_lexemes
 from .lexers import Growth
 from .library_error import explain
@@ -187,7 +188,7 @@ def _grammar_source(text: str) -> str:
 
     if is_lark(text):
         return LLMatcher.grammar_from_lark(text)
-    rules = check_gbnf(text)
+    rules = without_doubling(check_gbnf(text))
     trees = regular_rules(rules)
     if ROOT in trees:
         return LLMatcher.grammar_from_regex(portable(trees[ROOT]))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from ramet.runtime.grammar.checks import check_spec
 from ramet.runtime.grammar.checks_grammar import check_gbnf
+from ramet.runtime.grammar.doubling import without_doubling
 from ramet.runtime.grammar.gbnf import Alt, Ref, Rep, Seq, parse_gbnf
 from ramet.runtime.grammar.llguidance_backend import LLGuidanceBackend
 from ramet.runtime.grammar.regex_tree import Chars, Repeat, Sequence, Union
@@ -129,6 +130,53 @@ def test_what_a_grammar_means(single_bytes, text, valid, invalid):
     grammar = compile_(text, single_bytes)
     assert [t for t in valid if not takes(grammar, single_bytes, t)] == []
     assert [t for t in invalid if takes(grammar, single_bytes, t)] == []
+
+
+DOUBLED = [
+    'root ::= root root | "a" | "b"',
+    'root ::= root root root | "a"',
+    'root ::= root root root | root root | "ab" | ""',
+    'root ::= root "b" root | root root | "a" | "c" root | root "c"',
+    'root ::= (root "b" root | "a") | (("c" | root))',
+    'root ::= x x\nx ::= x "a" x | "b" | "c" x "c" | ""',
+    'root ::= x\nx ::= x y x | "a"\ny ::= x x | "b" y "b" | "c"',
+    'root ::= root ("b" root "b") root | "a" | root{2} | root+ root | root',
+    'root ::= root (root | "b") root | "a"',
+    "root ::= root root",
+]
+
+
+@pytest.mark.parametrize("text", DOUBLED)
+def test_rules_that_double_themselves_mean_the_same_as_repeats(letters, text):
+    rules = parse_gbnf(text)
+    again = without_doubling(rules)
+    assert language(again) == language(rules)
+    if "a" in text:
+        assert again != rules
+        grammar = compile_(text, letters)
+        assert frozenset(t for t in TEXTS if takes(grammar, letters, t)) == language(rules)
+
+
+def test_other_rules_stay_as_they_are():
+    rules = parse_gbnf('root ::= "(" root ")" | root "a" | "b" root | x "c" x\nx ::= "a"')
+    assert without_doubling(rules) == rules
+
+
+@pytest.mark.parametrize(
+    ("text", "output"),
+    [
+        ('root ::= e\ne ::= e "+" e | e "*" e | "(" e ")" | [0-9]', "1+2*(3)+" * 200 + "1"),
+        ('root ::= root root | "a" | "b"', "ab" * 800),
+    ],
+)
+def test_a_long_output_of_an_ambiguous_grammar(single_bytes, text, output):
+    """Each of its tokens took longer than the one before, up to a limit that ended the output."""
+    matcher = compile_(text, single_bytes).matcher()
+    row = np.zeros(single_bytes.words, np.int32)
+    for byte in output.encode():
+        assert matcher.accept(byte)
+        matcher.fill(row)
+    assert matcher.can_end()
 
 
 def test_lark_is_read_as_it_is(single_bytes):
