@@ -116,10 +116,8 @@ class PagePool:
                 fits[:] = False
                 fits[index[first]] = True
             self._take_many(slots[fits])
-        for i in np.flatnonzero(~fits):
-            fresh = self.allocate(1, int(positions[i]))
-            assert fresh is not None, "counted before: there are enough"
-            slots[i] = fresh[0]
+        for i in np.flatnonzero(~fits).tolist():
+            slots[i] = self._one(int(positions[i]))
         return slots
 
     def to_tree(self, slots: SlotArray) -> None:
@@ -173,6 +171,24 @@ class PagePool:
         else:
             self._broken[page] = None
         return slots
+
+    def _one(self, position: int) -> int:
+        """A slot for a request that grows, of a page where others are free, so that the next of its
+        tokens may follow in place: of a whole page, or of the broken one that was asked last."""
+        size = self.page_size
+        if self._whole:
+            page = self._whole.pop()
+            slot = page * size + position % size
+        else:
+            page = next(iter(self._broken))
+            del self._broken[page]
+            slot = page * size + int(self.owner[page * size : (page + 1) * size].argmin())
+        self.owner[slot] = PRIVATE
+        self._num_free -= 1
+        self._free_in_page[page] -= 1
+        if self._free_in_page[page]:
+            self._broken[page] = None
+        return slot
 
     def _take_many(self, slots: SlotArray) -> None:
         self.owner[slots] = PRIVATE

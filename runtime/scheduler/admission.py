@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .loading import Loading
-from .rows import EMPTY, Rows
+from .rows import Rows
 
 WATERMARK = 0.98
 """Of all slots. What the forecast leaves free absorbs its errors."""
@@ -43,20 +43,27 @@ class Admission:
         """The forecast was wrong."""
         self._ratio = min(1.0, self._ratio + _RAISE)
 
-    def fits(self, locked: int, prompt: int, new: int) -> bool:
-        """Whether a request that will hold ``prompt`` private slots and sample ``new`` tokens fits
-        beside the running ones and those whose KV is being loaded, when ``locked`` slots of the
-        tree are held by all of them."""
+    def peak(self, prompt: int, new: int) -> float:
+        """What the running requests will hold at most beside slots of the tree, and with them one
+        that will hold ``prompt`` private slots and sample ``new`` tokens."""
         rows = self._rows
+        live = rows.state.nonzero()[0]  # those that are not EMPTY
+        count = len(live)
+        own, left = np.empty(count + 1, np.int64), np.empty(count + 1)
+        np.maximum(rows.computed[live], rows.target[live], out=own[:count])
+        own[:count] -= rows.shared[live]
+        np.subtract(rows.max_new[live], rows.sampled[live], out=left[:count])
+        own[count], left[count] = prompt, new
+        np.minimum(left, LONGEST_FORECAST, out=left)
+        left *= self._ratio * self._conservativeness
+        order = (-left).argsort()
+        return float((own[order].cumsum() + left[order] * np.arange(1, count + 2)).max())
+
+    def fits(self, locked: int, prompt: int, new: int, peak: float) -> bool:
+        """Whether a request with this `peak` fits beside the running ones and those whose KV is
+        being loaded, when ``locked`` slots of the tree are held by all of them."""
         if self._loading is not None:
             locked += self._loading.claimed
-        if rows.running == 0:
+        if self._rows.running == 0:
             return locked + prompt + min(new, 1) <= self._total
-        live = np.flatnonzero(rows.state != EMPTY)
-        own = np.maximum(rows.computed[live], rows.target[live]) - rows.shared[live]
-        left = np.minimum(rows.max_new[live] - rows.sampled[live], LONGEST_FORECAST)
-        own = np.append(own, prompt)
-        left = np.append(left, min(new, LONGEST_FORECAST)) * self._ratio * self._conservativeness
-        order = np.argsort(-left)
-        peak = (np.cumsum(own[order]) + np.arange(1, len(own) + 1) * left[order]).max()
         return locked + peak <= self._total * WATERMARK

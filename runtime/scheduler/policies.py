@@ -61,6 +61,8 @@ class _Program:
     remaining: int = 0
     """... and what was to come after that one."""
     waiting: int = 0
+    counted: int = 0
+    """When they were counted."""
 
 
 class ProgramOrder:
@@ -70,32 +72,36 @@ class ProgramOrder:
 
     def __init__(self) -> None:
         self._programs: dict[tuple[bytes, int], _Program] = {}
+        self._counts = 0
 
     def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
         del memory
-        programs = [self._of(request) for request in waiting]
-        for program in programs:
-            program.waiting = 0
-        for request, program in zip(waiting, programs):
+        self._counts += 1
+        now, known = self._counts, self._programs
+        programs: list[_Program] = []
+        for request in waiting:
+            program = known.get((request.connection, request.program))
+            if program is None:
+                program = self._new(request)
+            if program.counted != now:
+                program.counted, program.waiting = now, 0
             program.waiting += 1
             if request.serial >= program.latest:
                 program.latest, program.remaining = request.serial, request.remaining
+            programs.append(program)
         keys = [
-            (program.waiting + program.remaining, program.began, request.arrival)
-            for request, program in zip(waiting, programs)
+            (program.waiting + program.remaining, program.began, request.arrival, at)
+            for at, (request, program) in enumerate(zip(waiting, programs))
         ]
-        ordered = [waiting[at] for at in sorted(range(len(waiting)), key=keys.__getitem__)]
-        while len(self._programs) > REMEMBERED:
-            del self._programs[next(iter(self._programs))]
-        return ordered
+        keys.sort()
+        while len(known) > REMEMBERED:
+            del known[next(iter(known))]
+        return [waiting[at] for _, _, _, at in keys]
 
-    def _of(self, request: Request) -> _Program:
-        if request.program == 0:
-            return _Program(request.arrival)
-        key = request.connection, request.program
-        program = self._programs.get(key)
-        if program is None:
-            program = self._programs[key] = _Program(request.arrival)
+    def _new(self, request: Request) -> _Program:
+        program = _Program(request.arrival)
+        if request.program:
+            self._programs[request.connection, request.program] = program
         return program
 
 
@@ -125,7 +131,7 @@ def aged_first(
 def by_priority(ordered: Sequence[Request], now: float, ageing: float) -> Sequence[Request]:
     """Lower levels first, each in the order given. Every ``ageing`` seconds of waiting count as one
     level less, so that nobody waits for ever."""
-    if all(request.level == ordered[0].level for request in ordered):
+    if len({request.level for request in ordered}) < 2:
         return ordered
     return sorted(ordered, key=lambda r: claim_of(r, now, ageing))
 

@@ -301,7 +301,8 @@ class Scheduler:
         new = request.sampling.max_new_tokens - len(request.output)
         # A look first: one that does not fit must not pass for a use of what it would share.
         need = request.target - cached(request, memory, request.reusable)
-        if not self._admission.fits(memory.tree.num_locked, need, new):
+        peak = self._admission.peak(need, new)
+        if not self._admission.fits(memory.tree.num_locked, need, new, peak):
             return False
         if self.loading.takes(request):
             return True
@@ -309,9 +310,11 @@ class Scheduler:
             prompt = request.tokens[: request.prompt_len]
             request.divergence = memory.explain(prompt, request.namespace)
         match = memory.hold(reusable, request.namespace, request.near)
-        need = request.target - match.length
+        if need != request.target - match.length:
+            need = request.target - match.length
+            peak = self._admission.peak(need, new)
         slots = None
-        if self._admission.fits(memory.tree.num_locked, need, new):
+        if self._admission.fits(memory.tree.num_locked, need, new, peak):
             after = int(match.slots[-1]) if match.length else -1
             slots = memory.allocate(need, match.length, after)
         if slots is None:
