@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_int32
+from time import perf_counter, thread_time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +24,10 @@ MAX_ROW_BYTES = 16 << 20
 """Memory for mask rows of one grammar."""
 MOST_READ = 256
 """Tokens of an output that may be read again so that it has a lexer of fewer."""
+CALL_SECONDS = 0.005
+"""What a call of the library may take. What it takes longer is owed; quicker ones pay it back."""
+MOST_OWED = 1.0
+"""Seconds that an output may owe: all others wait while it is followed."""
 _INT32 = np.dtype(np.int32)
 
 
@@ -79,6 +84,9 @@ class LLGuidanceMatcher:
         self._places: list[Place] = [grammar.rows.start]
         """Where the output was after each token, up to where the grammar's rows end."""
         self._ended = False
+        self._owed = 0.0
+        self._slow = False
+        """Whether what the thread computes is measured, which by itself takes microseconds."""
 
     @property
     def inner(self) -> LLMatcher:
@@ -126,7 +134,26 @@ class LLGuidanceMatcher:
     def _compute(self, row: MaskRow) -> None:
         # A tenth of the time of row.ctypes.data.
         address = addressof(c_int32.from_buffer(row))  # type: ignore[arg-type]
-        self.inner.unsafe_compute_mask_ptr(address, 4 * self._words)
+        inner, began, computed = self.inner, perf_counter(), self._computed
+        inner.unsafe_compute_mask_ptr(address, 4 * self._words)
+        self._spend(began, computed)
+
+    @property
+    def _computed(self) -> float:
+        return thread_time() if self._slow else 0.0
+
+    def _spend(self, began: float, computed: float) -> None:
+        """A call of the library began then, when the thread had computed for so long. Raises
+        `GrammarError` if too much is owed by that."""
+        if not self._slow:
+            self._slow = perf_counter() - began > CALL_SECONDS  # or others were let compute
+            return
+        seconds = thread_time() - computed
+        self._owed = max(self._owed + seconds - CALL_SECONDS, 0.0)
+        self._slow = self._owed > 0
+        if self._owed > MOST_OWED:
+            took = f"{seconds * 1000:.0f} ms for a token"
+            raise GrammarError(f"the grammar is too ambiguous: this output takes {took}")
 
     @property
     def place(self) -> Place | None:
@@ -169,7 +196,9 @@ class LLGuidanceMatcher:
                 self._ended = self.can_end()
                 return self._ended
             return False
-        taken = self.inner.try_consume_tokens([token])
+        inner, began, computed = self.inner, perf_counter(), self._computed
+        taken = inner.try_consume_tokens([token])
+        self._spend(began, computed)
         if self._inner.is_error():
             self.begin_anew()
             taken = self._inner.try_consume_tokens([token])

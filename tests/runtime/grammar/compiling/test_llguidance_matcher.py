@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from ramet.runtime.grammar import llguidance_matcher
 from ramet.runtime.grammar.llguidance_backend import LLGuidanceBackend
 from ramet.runtime.grammar.spec import Spec
 from ramet.runtime.grammar.vocabulary import Vocabulary
@@ -255,3 +256,19 @@ def test_what_the_library_breaks_on_is_refused_in_plain_words(spec, small):
         LLGuidanceBackend().compile(Spec.of("ebnf", spec), small)
     assert "backtrace" not in str(caught.value)
     assert "panic" not in str(caught.value)
+
+
+def test_an_output_that_takes_ever_longer_to_follow_ends(small, monkeypatch):
+    """It would hold up all others; a moment now and then is nobody's fault."""
+    monkeypatch.setattr(llguidance_matcher, "CALL_SECONDS", 0.001)
+    monkeypatch.setattr(llguidance_matcher, "MOST_OWED", 0.1)
+    ambiguous = 'root ::= x x | "a" | "b"\nx ::= root root | root'
+    matcher = compile_("ebnf", ambiguous, small).matcher()
+    with pytest.raises(GrammarError, match="too ambiguous"):
+        for i in range(3000):
+            assert matcher.accept(ord("ab"[i % 2]))
+    matcher = compile_("ebnf", 'root ::= root "a" | "b" | root "(" root ")"', small).matcher()
+    matcher._slow = True
+    assert all(matcher.accept(byte) for byte in b"b" + b"a(baaa)" * 400)
+    assert matcher._owed == 0
+    assert not matcher._slow
