@@ -32,6 +32,9 @@ class NewRow:
     """Tokens sampled before a retraction, oldest first; usually empty."""
     slots: IntArray
     """KV slots of the tokens already cached, position by position."""
+    goes_on: bool = False
+    """The row's table stays as it is: the request goes on where the one before it ended. Its slots
+    are not said again then."""
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ class Holds:
         self._rows = rows
         self._memory = memory
         self.new_rows: list[NewRow] = []
+        self._going_on: dict[int, NewRow] = {}
         self.moves: list[tuple[int, IntArray]] = []
         """(row, slots): what a row computed was the tree's already, and lies there."""
 
@@ -65,11 +66,17 @@ class Holds:
         then.cached_tokens = start
         then.took_over = True
         then.node, ended.node = ended.node, None
-        self._forget_news(row)
         rows.take_over(row, then, start)
-        slots = rows.slots[row, :start].copy()
-        self.new_rows.append(NewRow(row, then.sampling, then.tokens, _NO_TOKENS, slots))
+        self._going_on[row] = NewRow(
+            row, then.sampling, then.tokens, _NO_TOKENS, _NO_TOKENS, goes_on=True
+        )
         return True
+
+    def begin(self, row: int) -> None:
+        """A step holds the first of what a row computes: what went on in it begins."""
+        new = self._going_on.pop(row, None)
+        if new is not None:
+            self.new_rows.append(new)
 
     def force(self, row: int, tokens: IntArray) -> bool:
         """Output that a row did not sample becomes known, with slots to compute it into. False, and
@@ -126,6 +133,7 @@ class Holds:
 
     def _forget_news(self, row: int) -> None:
         """What the runner was to be told of a row is true no longer."""
+        self._going_on.pop(row, None)
         self.new_rows = [new for new in self.new_rows if new.row != row]
         self.moves = [move for move in self.moves if move[0] != row]
 

@@ -221,6 +221,7 @@ class Scheduler:
             start = int(rows.computed[row])
             end = min(int(rows.target[row]), start + budget)
             budget -= end - start
+            self._holds.begin(row)
             builder.add_chunk(request, end)
             own = rows.slots[row, start:end].copy()
             # What follows an output stays private as that does, until the request ends.

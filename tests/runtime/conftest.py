@@ -70,8 +70,10 @@ class SimulatedRunner:
         written = batch.slots[batch.slots > 0]
         assert len(set(written.tolist())) == len(written), "two tokens for one slot"
         for new in batch.new_rows:
-            self.table[new.row] = -1
-            self.table[new.row, : len(new.slots)] = new.slots
+            if not new.goes_on:
+                self.table[new.row] = -1
+                self.table[new.row, : len(new.slots)] = new.slots
+            assert new.row in batch.rows, "told of before its first step"
         at = 0
         spans = []
         for row, q, kv in zip(batch.rows.tolist(), batch.q_lens.tolist(), batch.kv_lens.tolist()):
