@@ -43,13 +43,13 @@ class Clients:
         message_bytes: int,
         buffered_bytes: int,
         listener: socket.socket | None = None,
-        on_all: Callable[[], None] = lambda: None,
+        on_count: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """``listener``: where clients of this machine open lanes; ``on_all`` is called after the
-        messages that came together over one."""
+        """``listener``: where clients of this machine open lanes. ``on_count`` is told how many
+        messages came together over one, and after them 0."""
         self._on_message = on_message
         self._buffered_bytes = buffered_bytes
-        self._on_all = on_all
+        self._on_count = on_count
         self._message_bytes = message_bytes
         self._codec: Codec[ClientMessage] = Codec(ClientMessage, message_bytes)
         self._clients: dict[bytes | int, Client] = {}
@@ -159,9 +159,10 @@ class Clients:
         identity = next(self._numbers)
 
         def on_messages(messages: list[bytes]) -> None:
+            self._on_count(len(messages))
             for data in messages:
                 self._take(client, data)
-            self._on_all()
+            self._on_count(0)
 
         wire = LaneWire(lane, on_messages, lambda: self._lose(client))
         client = Client(identity, wire.send)

@@ -8,14 +8,8 @@ import logging
 import time
 from typing import Any, Literal
 
-import zmq
-from zmq.utils.monitor import parse_monitor_message
-
-from ..protocol.awake import Awake
-from ..protocol.codec import MAX_MESSAGE_BYTES, engine_codec, reply_codec
+from ..protocol.codec import engine_codec, reply_codec
 from ..protocol.errors import BackendError
-from ..protocol.lane import connect
-from ..protocol.lane_wire import LaneWire
 from ..protocol.messages import (
     Abort,
     Answer,
@@ -30,7 +24,7 @@ from ..protocol.messages import (
     StepOut,
 )
 from ..protocol.trie import Trie
-from ..protocol.wire import Wire
+from .engine_line import EngineLine
 from .observer import Observer
 from .received import enter_step
 from .request import EngineRequest, Handle, IntArray
@@ -56,8 +50,7 @@ class EngineClient:
     back. When the engine (or another one at the same address) is back, requests are taken again;
     handles that it does not know are made good by sending whole prompts.
 
-    What is said goes over a lane where the engine has one, and else over the ZMQ socket. After each
-    step the loop stays awake for ``spin`` seconds, as `Patience` has it.
+    After each step the loop stays awake for ``spin`` seconds, as `Patience` has it.
     """
 
     def __init__(
@@ -81,19 +74,16 @@ class EngineClient:
         self._used_credits = 0
         self._heard = time.monotonic()
         self._gone: str | None = None
-        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, int(heartbeat_s * 250))
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(heartbeat_s * 1000))
-        monitor = socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED)
         self._loop = asyncio.get_running_loop()
-        self._awake = Awake(spin)
-        self._lane: LaneWire | None = None
-        self._wire = Wire(socket, self._on_message)
-        self._monitor = Wire(monitor, self._on_monitor)
-        socket.connect(address)
+        self._looked_at = 0
+        self._line = EngineLine(
+            address,
+            heartbeat_s=heartbeat_s,
+            spin=spin,
+            on_message=self._on_message,
+            on_there=self._on_there,
+            on_gone=self._on_gone,
+        )
         self.address = address
         self.info: dict[str, Any] = {}
         self.observer = Observer()
@@ -170,6 +160,8 @@ class EngineClient:
             self._requests[then.rid] = then
             then = then.then
         self._send(request.submit())
+        if self._looked_at == 1:
+            self._send_alone()
         self.observer.began()
         return request
 
@@ -222,25 +214,23 @@ class EngineClient:
         """Idempotent. Waiting requests fail."""
         self._fail_all("the connection to the engine is closed")
         self._watch.cancel()
-        self._leave_lane()
-        self._monitor.close()
-        self._wire.close()
+        self._line.close()
 
     # --- out ---
 
     def _send(self, message: EngineMessage) -> None:
-        data = engine_codec.encode(message)
-        if self._lane is not None:
-            self._lane.post(data)
-        elif not self._wire.socket.closed:
-            self._wire.post(data)
-        self._awake.touch()
+        self._line.post(engine_codec.encode(message))
 
-    def flush(self) -> None:
-        """Send what waits for the end of this turn of the loop, if it is a request by itself:
-        several are better for the engine to see at once."""
-        if self._lane is not None and len(self._requests) <= 1:
-            self._lane.flush()
+    def looks_at(self, messages: int) -> None:
+        """So many messages of a client are looked at now; 0: no more. A request by itself is sent
+        at once: several are better for the engine to see together."""
+        self._looked_at = messages
+        if not messages:
+            self._send_alone()
+
+    def _send_alone(self) -> None:
+        if len(self._requests) <= 1:
+            self._line.send_now()
 
     def _release(self, number: int) -> None:
         if not self._released:
@@ -271,40 +261,18 @@ class EngineClient:
         self._back()
 
     def _take_lane(self) -> None:
-        """From now on all goes over a lane, if there is one. To the engine it is a gateway of its
-        own, with requests, handles and credits."""
-        if self._lane is not None:
-            return
-        lane = connect(self.address, MAX_MESSAGE_BYTES)
-        if lane is not None:
-            self._lane = LaneWire(lane, self._on_lane, self._on_lane_gone)
+        if self._line.take_lane():
             self._used_credits = 0
             self._send(Credit(steps=CREDITS))
 
-    def _leave_lane(self) -> None:
-        """The engine drops all that came over it."""
-        if self._lane is not None:
-            self._lane.close()
-            self._lane = None
-            self._used_credits = 0
-
-    def _on_lane_gone(self) -> None:
-        self._lane = None
-        self._lost("the engine is gone: its connection closed")
-
-    def _on_lane(self, messages: list[bytes]) -> None:
-        for data in messages:
-            self._on_message([data])
-
     # --- in ---
 
-    def _on_monitor(self, frames: list[bytes]) -> None:
-        event = parse_monitor_message(frames)["event"]
-        if event == zmq.Event.DISCONNECTED:
-            self._lost("the engine is gone: its connection closed")
-        elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
-            self._heard = time.monotonic()
-            self._greet()
+    def _on_there(self) -> None:
+        self._heard = time.monotonic()
+        self._greet()
+
+    def _on_gone(self) -> None:
+        self._lost("the engine is gone: its connection closed")
 
     def _watch_silence(self) -> None:
         self._watch = self._loop.call_later(1.0, self._watch_silence)
@@ -320,7 +288,8 @@ class EngineClient:
         if not self.info or self._gone is not None:
             return
         log.error("%s", why)
-        self._leave_lane()
+        self._line.leave_lane()
+        self._used_credits = 0
         self._gone = why
         self._lost_at = time.monotonic()
         self._lost_rids = list(self._requests)
@@ -360,15 +329,15 @@ class EngineClient:
                 answer.set_exception(BackendError(why))
                 answer.exception()
 
-    def _on_message(self, frames: list[bytes]) -> None:
+    def _on_message(self, data: bytes) -> None:
         self._heard = time.monotonic()
         try:
-            message: EngineReply = reply_codec.decode(frames[-1])
+            message: EngineReply = reply_codec.decode(data)
         except BackendError as error:
             log.error("from the engine: %s", error)
             return
         if isinstance(message, StepOut):
-            self._awake.touch()
+            self._line.heard()
             self._on_step(message)
         elif isinstance(message, Answer):
             self._on_answer(message)

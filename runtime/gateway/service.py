@@ -99,7 +99,7 @@ class Service:
             self._limits.message_bytes,
             self._limits.buffered_bytes,
             lanes,
-            executor.engine.flush,
+            executor.engine.looks_at,
         )
         self._handlers: dict[type, Callable[[Client, Any], None]] = {
             OpenProgram: self._open,
