@@ -62,7 +62,7 @@ class Guide:
         jumps: bool = True,
     ) -> None:
         self._matcher = matcher
-        self._known = matcher if isinstance(matcher, LLGuidanceMatcher) and not after else None
+        self._known = matcher if isinstance(matcher, LLGuidanceMatcher) else None
         self._jumps = jumps
         self._opening = opening
         self._taken: int | None = None
@@ -110,14 +110,15 @@ class Guide:
     def passes(self, token: int) -> bool:
         """Go on by a token where it is known at once that `accept` takes it, that the output is not
         done then, and that nothing is forced or nobody jumps. If not, nothing has changed."""
-        known = self._known
-        return known is not None and self._opening is None and known.passes(token, self._jumps)
+        beside = self.beside
+        return beside is not None and beside.passes(token, self._jumps)
 
     @property
     def beside(self) -> LLGuidanceMatcher | None:
         """The matcher, where it has a say by now and others of its kind can work at once."""
-        held = self._held
-        return held if isinstance(held, LLGuidanceMatcher) else None
+        if self._opening is not None or self._after:
+            return None
+        return self._known
 
     def took(self, token: int) -> None:
         """The matcher has gone on by ``token``, which `accept` is called with next."""

@@ -70,10 +70,14 @@ class Together:
         wanted: list[Wanted] = []
         for job in jobs:
             matcher = job.guide.beside
-            if matcher is None:
-                attempt(job, job.guide.fill, masks, failed)
-            elif attempt(job, matcher.computes, masks, failed):
-                wanted.append((job, matcher))
+            row = masks[job.at]
+            try:
+                if matcher is None:
+                    job.guide.fill(row)
+                elif matcher.computes(row):
+                    wanted.append((job, matcher))
+            except Exception as error:
+                fail(job, error, row, failed)
         if wanted:
             began = time.process_time()  # of all threads, and of none that waits
             rest = self._one_by_one(wanted, masks, failed)
@@ -146,11 +150,17 @@ def attempt(
     job: Job, work: Callable[[IntArray], bool | None], masks: IntArray, failed: Failures
 ) -> bool | None:
     """What ``work`` says of the job's row; it may fail."""
+    row = masks[job.at]
     try:
-        return work(masks[job.at])
+        return work(row)
     except Exception as error:
-        masks[job.at].fill(ANYTHING)
-        failed.append((job.request, own_error(error)))
+        fail(job, error, row, failed)
+
+
+def fail(job: Job, error: Exception, row: IntArray, failed: Failures) -> None:
+    """A job's row could not be filled."""
+    row.fill(ANYTHING)
+    failed.append((job.request, own_error(error)))
 
 
 def own_error(error: Exception) -> GrammarError:
