@@ -229,9 +229,8 @@ def test_what_turns_out_to_take_long_goes_on_at_once(small, monkeypatch):
 
 
 def test_what_is_known_is_not_taken_again(small):
-    ours, theirs = (guides_of(small, 2 * MANY_STEPS) for _ in range(2))
-    for guide, twin in zip(ours, theirs):
-        twin._matcher = guide.beside._grammar.matcher()
+    ours = guides_of(small, 2 * MANY_STEPS)
+    theirs = [Guide(guide.beside._grammar.matcher(), small.eos_ids) for guide in ours]
     together = Watched(2)
     tokens = [ord("[{a"[i % 3]) for i in range(len(ours))]
     for turn in (ours, theirs):
