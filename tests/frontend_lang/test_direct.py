@@ -222,6 +222,9 @@ def test_an_interrupted_call_hangs_up(start):
     with RemoteBackend(server.address) as remote:
         assert remote.generate("a")["text"] == "a"
 
+        held = list(remote.connection().lines._free)  # or its end as garbage would hang up
+        assert len(held) == 1
+
         def interrupt() -> None:
             until(lambda: len(asked(server.by_lane)) == 2)
             os.kill(os.getpid(), signal.SIGINT)

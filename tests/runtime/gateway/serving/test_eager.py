@@ -73,7 +73,8 @@ async def test_cancelled_it_cleans_up_however_early(turns):
         finally:
             cleaned.append(1)
 
-    task = begin(work())
+    held = work()  # so that it is not its end as garbage that cleans up
+    task = begin(held)
     for _ in range(turns):
         await asyncio.sleep(0)
     task.cancel()
