@@ -31,10 +31,11 @@ _ESCAPE = re.compile(
     re.DOTALL,
 )
 _PIECE = re.compile(
-    rf"{_ESCAPE.pattern}|{_CLASS.pattern}|\{{(?:(?:[0-9]+(?:,[0-9]*)?|,[0-9]*)\}})?", re.DOTALL
+    rf"{_ESCAPE.pattern}|{_CLASS.pattern}?|\{{(?:(?:[0-9]+(?:,[0-9]*)?|,[0-9]*)\}})?", re.DOTALL
 )
 """What is written otherwise in JavaScript: a brace that counts nothing is a character there. (So is
-that of ``{,2}``, which counts in Python: it is left to the library, which refuses it.)"""
+that of ``{,2}``, which counts in Python: it is left to the library, which refuses it.) A class
+without an end goes on to that of the pattern, or each bracket in it would be looked at so."""
 _MORE = "^(?!^[-+.]*$)"
 _SPECIAL = frozenset("[]&-~")
 
