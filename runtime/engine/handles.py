@@ -43,16 +43,25 @@ class Handles:
         again forgets what it was."""
         self._put(handle, _Kept(tokens, node, namespace, ahead))
 
-    def mark(self, handle: int, tokens: IntArray, namespace: bytes, ahead: int = 0) -> None:
-        """Remember a prefix that will be read again, and wish that what there is of it stay."""
-        self._put(handle, _Kept(tokens, self._tree.at(tokens, namespace), namespace, ahead))
+    def mark(
+        self,
+        handle: int,
+        tokens: IntArray,
+        namespace: bytes,
+        ahead: int = 0,
+        near: Node | None = None,
+    ) -> None:
+        """Remember a prefix that will be read again, and wish that what there is of it stay.
+        ``near``: a node that was found on its path, or on one that it begins."""
+        node = self._tree.at(tokens, namespace, near)
+        self._put(handle, _Kept(tokens, node, namespace, ahead))
 
     def renew(self, handle: int, ahead: int = 0) -> None:
         """More of a marked prefix has been computed, or again what was evicted: wish that it stay
         too. One that was released meanwhile is ignored."""
         kept = self._kept.get(handle)
         if kept is not None:
-            self.mark(handle, kept.tokens, kept.namespace, ahead)
+            self.mark(handle, kept.tokens, kept.namespace, ahead, kept.node)
 
     def extend(self, handle: int, length: int, ids: IntArray) -> IntArray | None:
         """The handle's first ``length`` tokens and then ``ids``; ``None`` if it does not have
@@ -61,6 +70,18 @@ class Handles:
         if kept is None or not 0 <= length <= len(kept.tokens):
             return None
         return np.concatenate((kept.tokens[:length], ids))
+
+    def near(self, handle: int, length: int) -> Node | None:
+        """A node on the path of the handle's first ``length`` tokens, if it is still there."""
+        kept = self._kept.get(handle)
+        node = None if kept is None else kept.node
+        if node is None or node.parent is None:
+            return None
+        depth = node.depth()
+        while depth > length and node.parent is not None:
+            depth -= len(node.slots)
+            node = node.parent
+        return node
 
     def release(self, handle: int) -> None:
         """Forget a handle; an unknown one is ignored."""

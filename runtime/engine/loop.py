@@ -195,7 +195,8 @@ class Engine:
             )
             return
         for handle, length in message.marks:
-            peer.handles.mark(handle, request.tokens[:length], request.namespace, request.remaining)
+            prefix = request.tokens[:length]
+            peer.handles.mark(handle, prefix, request.namespace, request.remaining, request.near)
         peer.requests[message.rid] = request
         self._endings.watch(request)
 

@@ -36,7 +36,9 @@ def request_of(
     then = None if message.then is None else _then(message.then, message, connection, vocab_size)
     tokens: IntArray | None = make_tokens(message.ids)
     base = () if message.base is None else (message.base,)
+    near = None
     if message.base is not None:
+        near = handles.near(message.base, message.base_len)
         tokens = handles.extend(message.base, message.base_len, tokens)
         if tokens is None:
             return None
@@ -68,6 +70,7 @@ def request_of(
         namespace=message.namespace,
         program=message.program,
         remaining=message.remaining,
+        near=near,
         keep=message.keep,
         marks=(*(handle for handle, _ in message.marks), *base),
         priority=message.priority,

@@ -217,6 +217,7 @@ class RadixTree:
         are. Of the last leaf no more goes than must. Returns how many were freed. ``leaving`` is
         told of each leaf, before it goes, how many of its tokens stay."""
         freed = 0
+        gone: list[SlotArray] = []
         self._order.refresh(self._clock, self._num_nodes)
         while freed < count and (node := self._order.take(self._clock)) is not None:
             pages = -(-(count - freed) // self._pool.page_size)
@@ -224,16 +225,19 @@ class RadixTree:
             if leaving is not None:
                 leaving(node, left)
             if left > 0:
-                freed += self._trim(node, left)
+                gone.append(self._trim(node, left))
             else:
-                freed += self._remove(node)
+                gone.append(self._remove(node))
+            freed += len(gone[-1])
+        if gone:
+            self._pool.free(np.concatenate(gone))
         return freed
 
     def drop(self, node: Node) -> None:
         """Forget the tail of a path, from ``node`` up to what others hold or continue from."""
         while node.parent is not None and not node.lock and not node.children:
             parent = node.parent
-            self._remove(node)
+            self._pool.free(self._remove(node))
             node = parent
 
     def clear(self) -> int:
@@ -353,24 +357,24 @@ class RadixTree:
         node.returns += not node.pins
         node.since = self._clock
 
-    def _trim(self, node: Node, left: int) -> int:
-        """Evict the end of a leaf. It stays the same node, and what is wished of it stands."""
+    def _trim(self, node: Node, left: int) -> SlotArray:
+        """Evict the end of a leaf, whose slots are then the caller's to free. It stays the same
+        node, and what is wished of it stands."""
         gone = node.slots[left:]
         node.spell(node.tokens[:left], node.slots[:left].copy())
         node.chain = None
-        self._pool.free(gone)
         self._evictable -= len(gone)
         self._offer(node)
-        return len(gone)
+        return gone
 
-    def _remove(self, node: Node) -> int:
+    def _remove(self, node: Node) -> SlotArray:
+        """Forget a leaf, whose slots are then the caller's to free."""
         parent = node.parent
         assert parent is not None
         self._policy.left(node, self._clock)
         del parent.children[int(node.tokens[0])]
         node.parent = None
         self._num_nodes -= 1
-        self._pool.free(node.slots)
         self._evictable -= len(node.slots)
         at: Node | None = parent
         while at is not None and node.pins:
@@ -379,7 +383,7 @@ class RadixTree:
             at = at.parent
         node.pins = node.awaited = 0
         self._offer(parent)
-        return len(node.slots)
+        return node.slots
 
 
 def _spelled(tokens: TokenArray) -> tuple[bytes, memoryview]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol
 
 from ..memory.kv_memory import KVMemory
 from .request import Request
-from .waiting import cached
+from .waiting import Program, Waiting, cached, program_of
 
 MATCHED_AT_MOST = 256
 """A policy that looks at the tree does so for this many of the oldest requests."""
@@ -60,9 +61,6 @@ class _Program:
     """Of its requests, the serial of the latest, ..."""
     remaining: int = 0
     """... and what was to come after that one."""
-    waiting: int = 0
-    counted: int = 0
-    """When they were counted."""
 
 
 class ProgramOrder:
@@ -71,38 +69,43 @@ class ProgramOrder:
     that was sent whole, the part that was sent of others. A request of no program is one of one."""
 
     def __init__(self) -> None:
-        self._programs: dict[tuple[bytes, int], _Program] = {}
-        self._counts = 0
+        self._programs: dict[Program, _Program] = {}
 
     def order(self, waiting: Sequence[Request], memory: KVMemory) -> Sequence[Request]:
         del memory
-        self._counts += 1
-        now, known = self._counts, self._programs
-        programs: list[_Program] = []
-        for request in waiting:
-            program = known.get((request.connection, request.program))
+        groups = waiting.by_program if isinstance(waiting, Waiting) else grouped(waiting)
+        known = self._programs
+        keys: list[tuple[int, float, float, int]] = []
+        every = list(groups.items())
+        for at, (key, group) in enumerate(every):
+            first = group[0]
+            program = known.get(key)
             if program is None:
-                program = self._new(request)
-            if program.counted != now:
-                program.counted, program.waiting = now, 0
-            program.waiting += 1
-            if request.serial >= program.latest:
-                program.latest, program.remaining = request.serial, request.remaining
-            programs.append(program)
-        keys = [
-            (program.waiting + program.remaining, program.began, request.arrival, at)
-            for at, (request, program) in enumerate(zip(waiting, programs))
-        ]
+                program = _Program(first.arrival)
+                if first.program:
+                    known[key] = program
+            for request in group:
+                if request.serial >= program.latest:
+                    program.latest, program.remaining = request.serial, request.remaining
+            keys.append((len(group) + program.remaining, program.began, first.arrival, at))
         keys.sort()
         while len(known) > REMEMBERED:
             del known[next(iter(known))]
-        return [waiting[at] for _, _, _, at in keys]
+        ordered: list[Request] = []
+        for *_, at in keys:
+            ordered += sorted(every[at][1], key=_arrival)
+        return ordered
 
-    def _new(self, request: Request) -> _Program:
-        program = _Program(request.arrival)
-        if request.program:
-            self._programs[request.connection, request.program] = program
-        return program
+
+def grouped(requests: Iterable[Request]) -> dict[Program, list[Request]]:
+    """Requests by their programs."""
+    groups: dict[Program, list[Request]] = {}
+    for request in requests:
+        groups.setdefault(program_of(request), []).append(request)
+    return groups
+
+
+_arrival = attrgetter("arrival")
 
 
 POLICIES: dict[str, type[SchedulePolicy]] = {

@@ -13,6 +13,8 @@ from ..protocol.errors import BadInputError, ContextLengthError, QueueFullError
 from .classes import DEFAULT_CLASS, PriorityClass
 from .request import Request
 
+Program = tuple[bytes, int]
+
 
 class Waiting(list[Request]):
     """A queue that knows how many prompt tokens it holds, and what of each class, and wishes that
@@ -26,6 +28,7 @@ class Waiting(list[Request]):
         self.count_of: Counter[str] = Counter()
         self.tokens_of: Counter[str] = Counter()
         self._levels: Counter[int] = Counter()
+        self.by_program: dict[Program, list[Request]] = {}
 
     @property
     def most_urgent(self) -> int:
@@ -58,6 +61,14 @@ class Waiting(list[Request]):
         self._levels[request.level] += sign
         if not self._levels[request.level]:
             del self._levels[request.level]
+        program = program_of(request)
+        if sign > 0:
+            self.by_program.setdefault(program, []).append(request)
+        else:
+            group = self.by_program[program]
+            group.remove(request)
+            if not group:
+                del self.by_program[program]
         if self._tree is not None and sign > 0:
             prompt = request.tokens[: request.reusable]
             request.wish = self._tree.at(prompt, request.namespace, request.near)
@@ -66,6 +77,11 @@ class Waiting(list[Request]):
         elif self._tree is not None and request.wish is not None:
             self._tree.unpin(request.wish, awaited=True)
             request.wish = None
+
+
+def program_of(request: Request) -> Program:
+    """What tells a request's program from others; one of none is one by itself."""
+    return request.connection, request.program or -1 - request.rid
 
 
 def cached(request: Request, memory: KVMemory, most: int | None = None) -> int:

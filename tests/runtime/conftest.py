@@ -199,10 +199,10 @@ class World:
         assert sorted(got) == list(range(start, len(tokens)))
         assert [got[i] for i in sorted(got)] == pytest.approx(want)
 
-    def add(self, rid: int, prompt, new: int, **sampling) -> Request:
+    def add(self, rid: int, prompt, new: int, *, program=0, remaining=0, **sampling) -> Request:
         tokens = np.array(prompt, np.int32)
         request = Request(rid, b"c", EngineSampling(max_new_tokens=new, **sampling), tokens,
-                          len(tokens))  # fmt: skip
+                          len(tokens), program=program, remaining=remaining)  # fmt: skip
         self.scheduler.add(request)
         self.requests[rid] = request
         return request

@@ -130,3 +130,22 @@ def test_what_its_program_was_to_send_yet_goes_with_a_wish():
     assert node.ahead == 3
     handles.renew(2, 2)
     assert (node.ahead, node.pins) == (2, 2)
+
+
+@pytest.mark.parametrize("length", [60, 59, 40, 1, 0])
+def test_what_goes_on_from_a_part_of_a_stream_is_looked_for_within_it(length):
+    memory = KVMemory(160)
+    handles = Handles(memory.tree)
+    tokens = np.arange(60, dtype=np.int32)
+    compute(memory, tokens[:40])
+    handles.keep(1, tokens, compute(memory, tokens), b"")
+    near = handles.near(1, length)
+    assert near is not None
+    assert near.depth() == next(depth for depth in (60, 40, 0) if depth <= length)
+    ids = np.arange(100, 103, dtype=np.int32).tobytes()
+    sampling = EngineSampling(max_new_tokens=1)
+    message = Submit(rid=1, ids=ids, sampling=sampling, base=1, base_len=length)
+    request = request_of(message, b"c", handles, 200)
+    assert memory.reach(request.tokens, b"", request.near)[1] == length
+    memory.flush()
+    assert handles.near(1, length) is None

@@ -7,6 +7,7 @@ import pytest
 from ramet.runtime.protocol.messages import EngineSampling
 from ramet.runtime.scheduler.policies import POLICIES, aged_first
 from ramet.runtime.scheduler.request import Request
+from ramet.runtime.scheduler.waiting import Waiting
 
 
 def request(rid, tokens=(1,), *, program=0, arrival=0.0, retractions=0):
@@ -121,8 +122,8 @@ def test_nobody_is_overtaken_for_longer_than_the_bound(make_world, monkeypatch, 
     bound, admitted, waiting = world.scheduler.limits.ageing, {}, {}
     for rid in range(150):
         stem = dice.integers(0, 3) * 10
-        added = world.add(rid, [*range(stem, stem + 20), rid % 50], 1)
-        added.program, added.remaining = rid % 7, int(dice.integers(0, 9))
+        program = {"program": rid % 7, "remaining": int(dice.integers(0, 9))}
+        added = world.add(rid, [*range(stem, stem + 20), rid % 50], 1, **program)
         waiting[rid] = added
         clock[0] += 0.4
         if rid % 2:
@@ -135,3 +136,20 @@ def test_nobody_is_overtaken_for_longer_than_the_bound(make_world, monkeypatch, 
         for early in admitted.values():
             if early.admitted > late.admitted and late.arrival > early.arrival:
                 assert late.admitted - early.arrival <= bound
+
+
+def test_the_queue_knows_the_requests_of_each_program():
+    waiting = Waiting()
+    mine = [request(rid, program=1, arrival=float(rid)) for rid in (1, 2, 3)]
+    alone = [request(rid, arrival=float(rid)) for rid in (4, 5)]
+    for one in (*mine, *alone):
+        waiting.append(one)
+    policy, memory = POLICIES["program"](), None
+    assert rids(policy.order(waiting, memory)) == rids(policy.order([*waiting], memory))
+    waiting.remove(mine[1])
+    waiting.insert(0, mine[1])
+    waiting.remove(alone[0])
+    assert rids(policy.order(waiting, memory)) == [5, 1, 2, 3]
+    for one in [*waiting]:
+        waiting.remove(one)
+    assert not waiting.by_program

@@ -21,8 +21,7 @@ def prompts(count):
 
 
 def submit(world, rid, prompt, program, remaining):
-    request = world.add(rid, prompt, 6)
-    request.program, request.remaining = program, remaining
+    world.add(rid, prompt, 6, program=program, remaining=remaining)
 
 
 @pytest.mark.parametrize(("policy", "eviction"), [*itertools.product(POLICIES, EVICTIONS)])
