@@ -20,7 +20,6 @@ import torch
 from ramet.kernels.attention.decode import decode
 from ramet.kernels.attention.meta import AttentionMeta
 from ramet.kernels.attention.tree import (
-    TAIL_PROGRAMS,
     cost,
     shape_for,
     shared_tile,
@@ -122,7 +121,7 @@ class Bench:
         if pieces != 1:
             shape = list_shape(
                 self.heads, self.kv_heads, shape.block_rows, shape.block_keys, count,
-                int(shape.processors * pieces), TAIL_PROGRAMS,
+                int(shape.processors * pieces),
             )  # fmt: skip
         empty = np.empty(0, np.int32)
         made = make_list(

@@ -3,8 +3,8 @@
 Reference: `reference.tree`. The work is a list in device memory (`worklist`); a program takes one
 entry, and those beyond the list's end leave at once, so a captured step shares as its list says. A
 piece of a segment stacks the query heads of all its readers as rows of one product; a piece of a
-tail has one item's heads, as in `decode`. Both leave parts, which the last kernel merges by their
-log-sum-exp.
+tail has one item's heads. Segments are bound by products and tails by memory: in one launch they
+run side by side. Both leave parts, which a second kernel merges by their log-sum-exp.
 """
 
 from __future__ import annotations
@@ -16,12 +16,9 @@ import torch
 
 from ..launch import ceil_div, multiprocessors, power_of_two, require, start
 from ..rope import slot_stride
-from .decode import HEAD_BLOCK, tile_shape
-from .tree_kernels import merge_lists_kernel, shared_kernel, tails_kernel
+from .tree_kernels import merge_lists_kernel, pieces_kernel
 from .worklist import FIELDS, IntArray, ListShape, WorkList, list_shape
 
-TAIL_PROGRAMS = 4
-"""Pieces of tails that a multiprocessor runs at once."""
 MOST_GROUP = 64
 """Query heads of a KV head, at most."""
 
@@ -31,12 +28,11 @@ class TreeWork:
     """A work list on the device and memory for its parts; every layer of a step uses the same."""
 
     shape: ListShape
-    counts: torch.Tensor
-    """[2] int32"""
-    shared: torch.Tensor
-    """[most_shared * 8] int32, as in `WorkList`"""
+    count: torch.Tensor
+    """[1] int32"""
+    pieces: torch.Tensor
+    """[most_pieces * 8] int32, as in `WorkList`"""
     readers: torch.Tensor
-    tails: torch.Tensor
     offsets: torch.Tensor
     """[most_items + 1] int32"""
     partial: torch.Tensor
@@ -46,7 +42,7 @@ class TreeWork:
 
     def fill(self, work: WorkList) -> None:
         """Enter a list, by copies that wait for the host."""
-        fields = (self.counts, self.shared, self.readers, self.tails, self.offsets)
+        fields = (self.count, self.pieces, self.readers, self.offsets)
         for field, (array, rest) in zip(fields, work.padded(self.shape)):
             field.copy_(torch.from_numpy(np.concatenate((array, rest))))
 
@@ -75,9 +71,7 @@ def shape_for(
     group = heads // kv_heads
     require(group <= MOST_GROUP, f"{group} heads of one KV head are more than {MOST_GROUP}")
     rows, keys, _, _ = tile or shared_tile(head_dim, dtype)
-    return list_shape(
-        heads, kv_heads, rows, keys, most_items, multiprocessors(device), TAIL_PROGRAMS
-    )  # fmt: skip
+    return list_shape(heads, kv_heads, rows, keys, most_items, multiprocessors(device))
 
 
 def parts_for(
@@ -93,10 +87,9 @@ def parts_for(
 
 def work_for(shape: ListShape, head_dim: int, device: torch.device) -> TreeWork:
     """Buffers of their own for lists of a shape; the list is empty."""
-    fields = [torch.zeros(size, dtype=torch.int32, device=device) for size in shape.sizes]
-    counts, shared, readers, tails, offsets = fields
-    partial, logs = parts_for(shape, head_dim, device)
-    return TreeWork(shape, counts, shared, readers, tails, offsets, partial, logs)
+    fields = (torch.zeros(size, dtype=torch.int32, device=device) for size in shape.sizes)
+    count, pieces, readers, offsets = fields
+    return TreeWork(shape, count, pieces, readers, offsets, *parts_for(shape, head_dim, device))
 
 
 def tree_decode(
@@ -141,26 +134,37 @@ def tree_decode(
         out = torch.empty_like(q)
     if items == 0:
         return out
-    tail_keys, tail_warps, tail_stages = tile_shape(dim, q.dtype)
-    constants = {
-        "HEADS": heads, "KV_HEADS": kv_heads, "D": dim, "SLOT_STRIDE": stride, "FIELDS": FIELDS,
-        "BLOCK_D": power_of_two(dim), "CAPPED": softcap > 0, "device": q.device, "pdl": pdl,
-    }  # fmt: skip
-    numbers = scale * k_scale, softcap, v_scale, table.stride(0)
     start(
-        shared_kernel,
-        (kv_heads, shape.most_shared),
-        q, k_cache, v_cache, work.partial, work.logs, table, work.counts, work.shared,
-        work.readers, *numbers, BLOCK_M=rows, BLOCK_N=keys, **constants, warps=warps,
+        pieces_kernel,
+        (kv_heads * ceil_div(shape.group, rows), shape.most_pieces),
+        q,
+        k_cache,
+        v_cache,
+        work.partial,
+        work.logs,
+        table,
+        kv_lens,
+        work.count,
+        work.pieces,
+        work.readers,
+        scale * k_scale,
+        softcap,
+        v_scale,
+        table.stride(0),
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        D=dim,
+        SLOT_STRIDE=stride,
+        BLOCK_D=power_of_two(dim),
+        BLOCK_M=rows,
+        BLOCK_N=keys,
+        FIELDS=FIELDS,
+        CAPPED=softcap > 0,
+        device=q.device,
+        pdl=pdl,
+        warps=warps,
         stages=stages,
-    )  # fmt: skip
-    start(
-        tails_kernel,
-        (kv_heads * ceil_div(shape.group, HEAD_BLOCK), shape.most_tails),
-        q, k_cache, v_cache, work.partial, work.logs, table, kv_lens, work.counts, work.tails,
-        *numbers, BLOCK_H=HEAD_BLOCK, BLOCK_N=tail_keys, **constants, warps=tail_warps,
-        stages=tail_stages,
-    )  # fmt: skip
+    )
     start(
         merge_lists_kernel,
         (items, heads),
@@ -200,7 +204,7 @@ def cost(
     once = work.shared[work.shared[:, 3] == 0]
     keys = (once[:, 2] - once[:, 1]).astype(np.int64)
     tails = work.tails[work.tails[:, 3] == 0]
-    own = int((kv_lens[tails[:, 1]] - tails[:, 2]).sum())
+    own = int((kv_lens[tails[:, 5]] - tails[:, 1]).sum())
     pairs = int(keys @ (once[:, 4] // (heads // kv_heads))) + own
     moved = 2 * (int(keys.sum()) + own) * kv_heads * head_dim * kv_size
     moved += 2 * len(kv_lens) * heads * head_dim * size

@@ -1,10 +1,9 @@
-"""The kernels of `tree`: pieces of segments, pieces of tails, and the merge of what both leave."""
+"""The kernels of `tree`: pieces of segments and tails, and the merge of what they leave."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra import cuda
 
 from ..launch import after_previous
 from .tile import accumulate, finish, inner_mask, scores
@@ -47,15 +46,16 @@ def keys_of(
 
 
 @triton.jit
-def shared_kernel(
+def pieces_kernel(
     q,
     k_cache,
     v_cache,
     partial,
     logs,
     table,
-    counts,
-    shared,
+    kv_lens,
+    count,
+    pieces,
     readers,
     scale,
     cap,
@@ -72,27 +72,42 @@ def shared_kernel(
     CAPPED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A block of rows of a piece of a segment, for one KV head."""
+    """A block of rows of a piece, for one KV head. Of a segment the rows are all readers' heads; of
+    a tail they are one item's, and which keys are meant is known here only, as it grows."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    kv_head = tl.program_id(0)
+    BLOCKS: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
+    kv_head = tl.program_id(0) // BLOCKS
+    block = tl.program_id(0) % BLOCKS
     index = tl.program_id(1)
     d = tl.arange(0, BLOCK_D)
     wide = inner_mask(d, D, BLOCK_D)
-    count = tl.load(counts)
-    entry = shared + index * FIELDS
+    entry = pieces + index * FIELDS
+    tail = tl.load(entry + 7) > 0
+    # A segment has an entry for each of its blocks.
+    works = (index < tl.load(count)) & (tail | (block == 0))
+    slots = table + tl.load(entry, mask=works, other=0).to(tl.int64) * table_stride
+    first = tl.load(entry + 1)
+    last = tl.load(entry + 2)
+    line = tl.load(entry + 3)
+    r = tl.where(tail, block * BLOCK_M, line) + tl.arange(0, BLOCK_M)
+    there = works & (r < tl.load(entry + 4))
+    who = tl.load(entry + 5)
+    read = readers + (who + r // GROUP) * 2
+    lent = there & (tail == 0)
+    item = tl.where(tail, who, tl.load(read, mask=lent, other=0)).to(tl.int64)
+    part = tl.load(read + 1, mask=lent, other=0).to(tl.int64) + tl.load(entry + 6)
+    # A tail begins at `first`, and this is piece `line` of `last`.
+    length = tl.load(kv_lens + who, mask=works & tail, other=0)
+    tiles = (tl.maximum(length - first, 0) + BLOCK_N - 1) // BLOCK_N
+    each = (tiles + last - 1) // tl.maximum(last, 1) * BLOCK_N
+    begin = first + line * each
+    last = tl.where(tail, tl.minimum(begin + each, length), last)
+    first = tl.where(tail, begin, first)
+    head = kv_head * GROUP + r % GROUP
     # Programs without work need not wait, as long as some do.
-    if (index < count) | (index == 0):
+    if works | (index == 0):
         after_previous(PDL)
-    if index < count:
-        slots = table + tl.load(entry).to(tl.int64) * table_stride
-        first = tl.load(entry + 1)
-        last = tl.load(entry + 2)
-        r = tl.load(entry + 3) + tl.arange(0, BLOCK_M)
-        there = r < tl.load(entry + 4)
-        who = readers + (tl.load(entry + 5) + r // GROUP) * 2
-        item = tl.load(who, mask=there, other=0).to(tl.int64)
-        part = (tl.load(who + 1, mask=there, other=0) + tl.load(entry + 6)).to(tl.int64)
-        head = kv_head * GROUP + r % GROUP
+    if works:
         query = tl.load(
             q + (item * HEADS + head)[:, None] * D + d[None, :],
             mask=there[:, None] & wide,
@@ -106,83 +121,9 @@ def shared_kernel(
         tl.store(
             partial + place[:, None] * D + d[None, :],
             result * v_scale,
-            mask=there[:, None] & wide,
+            mask=there[:, None] & wide & (last > first),
         )
         tl.store(logs + place, log, mask=there)
-
-
-@triton.jit
-def tails_kernel(
-    q,
-    k_cache,
-    v_cache,
-    partial,
-    logs,
-    table,
-    kv_lens,
-    counts,
-    tails,
-    scale,
-    cap,
-    v_scale,
-    table_stride,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    SLOT_STRIDE: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    FIELDS: tl.constexpr,
-    CAPPED: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """A piece of a tail: the heads of one KV head, or a block of them."""
-    GROUP: tl.constexpr = HEADS // KV_HEADS
-    BLOCKS: tl.constexpr = (GROUP + BLOCK_H - 1) // BLOCK_H
-    kv_head = tl.program_id(0) // BLOCKS
-    member = (tl.program_id(0) % BLOCKS) * BLOCK_H + tl.arange(0, BLOCK_H)
-    index = tl.program_id(1)
-    own = member < GROUP
-    head = kv_head * GROUP + member
-    d = tl.arange(0, BLOCK_D)
-    wide = inner_mask(d, D, BLOCK_D)
-    # `shared_kernel`, right before, has waited for what both read, and neither touches what the
-    # other writes: they may overlap, so the wait comes last. The merge after this one reads only
-    # offsets before it waits, so it may be launched at once.
-    if PDL:
-        cuda.gdc_launch_dependents()
-    count = tl.load(counts + 1)
-    entry = tails + index * FIELDS
-    if index < count:
-        slots = table + tl.load(entry).to(tl.int64) * table_stride
-        item = tl.load(entry + 1).to(tl.int64)
-        low = tl.load(entry + 2)
-        pieces = tl.load(entry + 4)
-        length = tl.load(kv_lens + item)
-        tiles = (tl.maximum(length - low, 0) + BLOCK_N - 1) // BLOCK_N
-        each = (tiles + pieces - 1) // pieces * BLOCK_N
-        first = low + tl.load(entry + 3) * each
-        last = tl.minimum(first + each, length)
-        query = tl.load(
-            q + (item * HEADS + head)[:, None] * D + d[None, :],
-            mask=own[:, None] & wide,
-            other=0.0,
-        )
-        result, log = keys_of(
-            query, slots, k_cache + kv_head * D + d[None, :], v_cache + kv_head * D + d[None, :],
-            first, last, scale, cap, wide, SLOT_STRIDE, BLOCK_H, BLOCK_N, BLOCK_D, CAPPED,
-        )  # fmt: skip
-        place = tl.load(entry + 5).to(tl.int64) * HEADS + head
-        tl.store(
-            partial + place[:, None] * D + d[None, :],
-            result * v_scale,
-            mask=own[:, None] & wide & (last > first),
-        )
-        tl.store(logs + place, log, mask=own)
-    if PDL:  # noqa: SIM102
-        if (index < count) | (index == 0):
-            cuda.gdc_wait()
 
 
 @triton.jit

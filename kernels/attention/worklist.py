@@ -6,9 +6,10 @@ Keys that several items read are a segment; what an item reads alone is its tail
     item 1   [                      ][               ][ tail ]
     item 2   [                      ][ tail ............... ]
 
-Segments are cut into pieces of keys and their readers' queries into blocks of rows; tails are cut
-into pieces on the device, because they grow. Each piece leaves one partial result (a part) for each
-reader. The parts of an item lie side by side: those of its tail, then those of its segments.
+Segments are cut into pieces of keys and their readers' queries into blocks of rows; tails too are
+cut into pieces, but where is found out on the device, because they grow. Each piece leaves one
+partial result (a part) for each reader. The parts of an item lie side by side: those of its tail,
+then those of its segments.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.int32]
 
 FIELDS = 8
-"""int32 of an entry of `WorkList.shared` and of `WorkList.tails`: one sector of memory."""
+"""int32 of an entry of `WorkList.pieces`: one sector of memory."""
 SHORTEST = 128
 """Keys under which a piece of a segment is not worth its partial results."""
-SHORTEST_TAIL = 64
 STARTUP = 128
-"""Keys that take as long as beginning a piece of a segment and leaving its results."""
-LOADS = np.array([0.0, 1.0, 1.2, 2.2, 2.4])
-"""How long a multiprocessor takes for so many pieces of segments: two run side by side."""
-MOST_LOAD = len(LOADS) - 1
+"""Keys that take as long as beginning a piece and leaving its results."""
+BESIDE = 2
+"""Pieces that a multiprocessor runs side by side, ..."""
+SLOWER = 1.2
+"""... and how much longer each takes then."""
+MOST_LOAD = 4
+"""Pieces of segments for a multiprocessor, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +48,15 @@ class ListShape:
     """... and keys that are taken at a time."""
     processors: int
     """Multiprocessors of the device."""
-    tail_units: int
-    """Pieces of tails, times KV heads, that the device runs at once."""
     most_items: int
-    most_shared: int
+    most_pieces: int
     most_readers: int
-    most_tails: int
     most_parts: int
 
     @property
     def sizes(self) -> list[int]:
         """int32 in each array of a full list, in the order of `WorkList.arrays`."""
-        return [
-            2,
-            self.most_shared * FIELDS,
-            self.most_readers * 2,
-            self.most_tails * FIELDS,
-            self.most_items + 1,
-        ]
+        return [1, self.most_pieces * FIELDS, self.most_readers * 2, self.most_items + 1]
 
 
 def list_shape(
@@ -72,26 +66,24 @@ def list_shape(
     block_keys: int,
     most_items: int,
     processors: int,
-    tail_programs: int,
 ) -> ListShape:
-    """The shape for up to ``most_items`` items on so many multiprocessors, each of which runs so
-    many programs of tails at once."""
+    """The shape for up to ``most_items`` items on so many multiprocessors."""
     group = heads // kv_heads
-    tail_units = processors * tail_programs
     pieces = ceil_div(processors * MOST_LOAD, kv_heads)
     readers = 4 * most_items
-    tails = most_items + ceil_div(tail_units, kv_heads)
+    tails = most_items + pieces
     return ListShape(
         kv_heads=kv_heads,
         group=group,
         block_rows=block_rows,
         block_keys=block_keys,
         processors=processors,
-        tail_units=tail_units,
         most_items=most_items,
-        most_shared=pieces + ceil_div(readers * group, block_rows) + ceil_div(most_items, 2),
+        most_pieces=pieces
+        + ceil_div(readers * group, block_rows)
+        + ceil_div(most_items, 2)
+        + tails,
         most_readers=readers,
-        most_tails=tails,
         most_parts=tails + readers + pieces * ceil_div(block_rows, group),
     )
 
@@ -100,25 +92,30 @@ def list_shape(
 class WorkList:
     """The work of one layer, the same for all layers. Arrays are int32."""
 
-    counts: IntArray
-    """[2]: how many entries `shared` and `tails` have."""
-    shared: IntArray
-    """[n, 8]: table row, first key, last key + 1, first row of the block, rows in all (readers
-    times group), the segment's first entry in `readers`, piece, 0. Row r is head r % group of
-    reader r // group."""
+    pieces: IntArray
+    """[n, 8]: those of segments, then those of tails. Of a segment: table row, first key, last key
+    + 1, first row of the block, rows in all (readers times group), the segment's first entry in
+    `readers`, piece, 0. Row r is head r % group of reader r // group. Of a tail: table row, first
+    key of the tail, pieces, piece, group, item, part, 1."""
     readers: IntArray
     """[m, 2]: the item that reads, and the part that takes the result of piece 0."""
-    tails: IntArray
-    """[t, 8]: table row, item, first key of the tail, piece, pieces, part, 0, 0."""
     offsets: IntArray
     """[B + 1]: item i has the parts [offsets[i], offsets[i + 1])."""
 
     @property
+    def shared(self) -> IntArray:
+        """The pieces of segments."""
+        return self.pieces[self.pieces[:, 7] == 0]
+
+    @property
+    def tails(self) -> IntArray:
+        """The pieces of tails."""
+        return self.pieces[self.pieces[:, 7] == 1]
+
+    @property
     def arrays(self) -> list[IntArray]:
-        return [
-            self.counts, self.shared.ravel(), self.readers.ravel(), self.tails.ravel(),
-            self.offsets,
-        ]  # fmt: skip
+        count = np.array([len(self.pieces)], np.int32)
+        return [count, self.pieces.ravel(), self.readers.ravel(), self.offsets]
 
     def padded(self, shape: ListShape) -> list[tuple[IntArray, IntArray]]:
         """The arrays, each with what fills it up to its size in ``shape``. Items beyond those
@@ -151,15 +148,14 @@ def make_list(
     count = np.diff(reader_starts)
     lengths = ends - starts
     blocks = -(-count * group // shape.block_rows)
-    size = _piece(lengths, blocks * shape.kv_heads, shape.processors, keys)
+    own = np.maximum(kv_lens - tails, 1)
+    weights = np.append(blocks, np.full(items, ceil_div(group, shape.block_rows)))
+    size = _piece(lengths, own, weights * shape.kv_heads, shape.processors, keys)
     pieces = -(-lengths // size)
     # Equal pieces, each a whole number of tiles.
     each = -(-lengths // (np.maximum(pieces, 1) * keys)) * keys
     pieces = -(-lengths // each)
 
-    own = np.maximum(kv_lens - tails, 1)
-    row_blocks = ceil_div(group, 16) * shape.kv_heads
-    size = _tail_piece(own, row_blocks, shape.tail_units, keys)
     own_pieces = -(-own // size)
 
     segment = np.repeat(np.arange(len(count)), count)
@@ -170,9 +166,8 @@ def make_list(
     total, in_tails = int((pieces * blocks).sum()), int(own_pieces.sum())
     if (
         items > shape.most_items
-        or total > shape.most_shared
+        or total + in_tails > shape.most_pieces
         or len(readers) > shape.most_readers
-        or in_tails > shape.most_tails
         or offsets[-1] > shape.most_parts
     ):
         return None
@@ -202,45 +197,42 @@ def make_list(
     item, piece = _spread(own_pieces)
     lone = np.zeros((in_tails, FIELDS), np.int32)
     lone[:, 0] = rows[item]
-    lone[:, 1] = item
-    lone[:, 2] = tails[item]
+    lone[:, 1] = tails[item]
+    lone[:, 2] = own_pieces[item]
     lone[:, 3] = piece
-    lone[:, 4] = own_pieces[item]
-    lone[:, 5] = offsets[item] + piece
-    counts = np.array([total, in_tails], np.int32)
-    return WorkList(counts, shared, entries, lone, offsets.astype(np.int32))
+    lone[:, 4] = group
+    lone[:, 5] = item
+    lone[:, 6] = offsets[item] + piece
+    lone[:, 7] = 1
+    return WorkList(np.concatenate((shared, lone)), entries, offsets.astype(np.int32))
 
 
 def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _piece(lengths: IntArray, weights: IntArray, processors: int, keys: int) -> int:
-    """Keys of a piece of a segment, a whole number of tiles: what finishes first, if a length cut
-    into n pieces is n * ``weights`` programs."""
-    if not len(lengths):
-        return keys
+def _piece(
+    segments: IntArray, tails: IntArray, weights: IntArray, processors: int, keys: int
+) -> int:
+    """Keys of a piece, a whole number of tiles: what finishes first, if a length cut into n pieces
+    is n * ``weights`` programs; [S] lengths of segments, [B] of tails, [S + B] weights."""
+    lengths = np.append(segments, tails)
     longest = int(lengths.max())
     # The longest in 1, 2, 3 … pieces.
     sizes = -(-longest // (np.arange(1, 65) * keys)) * keys
     sizes = np.unique(np.maximum(sizes, SHORTEST))[::-1]
-    units = weights @ -(-lengths[:, None] // sizes)
-    load = -(-units // processors)
-    load[0] = min(load[0], MOST_LOAD)  # there is no cutting into fewer
-    able = load <= MOST_LOAD
-    time = LOADS[load[able]] * (sizes[able] + STARTUP)
-    return int(sizes[able][time.argmin()])
-
-
-def _tail_piece(lengths: IntArray, weight: int, units: int, keys: int) -> int:
-    """Keys of a piece of a tail: the shortest with which all pieces, each ``weight`` programs, run
-    at once."""
-    longest = int(lengths.max())
-    size = max(SHORTEST_TAIL, ceil_div(int(lengths.sum(dtype=np.int64)) * weight, units))
-    size = ceil_div(size, keys) * keys
-    while size < longest and int((-(-lengths // size)).sum()) * weight > units:
-        size += max(keys, size // 8 // keys * keys)
-    return size
+    pieces = -(-lengths[:, None] // sizes)
+    split = len(segments)
+    of_segments = weights[:split] @ pieces[:split]
+    programs = of_segments + weights[split:] @ pieces[split:]
+    at_once = BESIDE * processors
+    # Segments are equal and begin first; tails, mostly shorter, take the room beside and after.
+    turns = np.maximum(-(-of_segments // at_once), 1) * (sizes + STARTUP)
+    work = (int(lengths @ weights) + STARTUP * programs) / at_once
+    time = np.maximum(turns, work) * np.where(programs > processors, SLOWER, 1.0)
+    able = of_segments <= MOST_LOAD * processors
+    able[0] |= not able.any()  # there is no cutting into fewer
+    return int(sizes[able][time[able].argmin()])
 
 
 def _spread(counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -45,7 +45,7 @@ def tree_attention(
             continue  # the first block of a piece stands for all of its readers
         entries = work.readers[at : at + lines // group]
         attend(entries[:, 0].tolist(), (entries[:, 1] + piece).tolist(), row, first, last)
-    for row, item, low, piece, pieces, part, _, _ in work.tails.tolist():
+    for row, low, pieces, piece, _, item, part, _ in work.tails.tolist():
         own = max(int(kv_lens[item]) - low, 0)
         first, last = low + own * piece // pieces, low + own * (piece + 1) // pieces
         if last > first:

@@ -32,8 +32,8 @@ class TreeDecode(CapturedDecode):
         super().__init__(parts, size)
         self.shape = shape
         self._list, fields = make_inputs(shape.sizes, parts.kv.device)
-        counts, shared, readers, tails, offsets = fields
-        self._meta.tree = TreeWork(shape, counts, shared, readers, tails, offsets, *memory)
+        count, pieces, readers, offsets = fields
+        self._meta.tree = TreeWork(shape, count, pieces, readers, offsets, *memory)
         self._version = 0
 
     def knows(self, plan: TreePlan) -> bool:

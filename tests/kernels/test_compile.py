@@ -24,9 +24,8 @@ HOT = (
     "one_row_kernel",
     "rms_norm_kernel",
     "rope_write_kernel",
-    "shared_kernel",
     "sum_parts_kernel",
-    "tails_kernel",
+    "pieces_kernel",
 )
 
 
@@ -49,9 +48,9 @@ def test_kernels_compile_for_hopper(model, tmp_path):
         if one["kernel"] in HOT:
             # The assembler may park an address or two of a short loop; more would cost.
             assert one["spills"] <= 16, f"{name} spills {one['spills']} bytes"
-        if one["kernel"] in ("decode_kernel", "shared_kernel", "tails_kernel"):
+        if one["kernel"] in ("decode_kernel", "pieces_kernel"):
             assert one["cp.async"] > 0, f"{name} does not load ahead"
-        tall = one["kernel"] in ("extend_kernel", "invariant_kernel", "shared_kernel")
+        tall = one["kernel"] in ("extend_kernel", "invariant_kernel", "pieces_kernel")
         if tall and one["constants"]["BLOCK_M"] >= 64:
             assert one["wgmma"] > 0, f"{name} is not on the fast tensor path"
         if one["kernel"] == "mid_rows_kernel":
