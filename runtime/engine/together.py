@@ -75,7 +75,10 @@ class Together:
                 if matcher is None:
                     job.guide.fill(row)
                 elif matcher.computes(row):
-                    wanted.append((job, matcher))
+                    if matcher.slow:
+                        matcher.fill(row)
+                    else:
+                        wanted.append((job, matcher))
             except Exception as error:
                 fail(job, error, row, failed)
         if wanted:
@@ -128,7 +131,9 @@ class Together:
         wanted = [
             (guide, matcher, token)
             for guide, token in steps
-            if (matcher := guide.beside) is not None and matcher.asks_library(token)
+            if (matcher := guide.beside) is not None
+            and not matcher.slow
+            and matcher.asks_library(token)
         ]
         if len(wanted) < MANY_STEPS:
             return

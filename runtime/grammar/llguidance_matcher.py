@@ -85,18 +85,23 @@ class LLGuidanceMatcher:
         """Where the output was after each token, up to where the grammar's rows end."""
         self._ended = False
         self._owed = 0.0
-        self._slow = False
-        """Whether what the thread computes is measured, which by itself takes microseconds."""
+        self.slow = False
+        """Whether it may have taken long of late. Then what is computed for it is measured, which
+        takes microseconds, and can be only while nothing else is computed beside it."""
 
     @property
     def inner(self) -> LLMatcher:
         """The library's own, where the output is. Raises `GrammarError` if it cannot get there."""
         if self._unread:
-            unread, self._unread = self._unread, 0
-            self._inner.consume_tokens(self._tokens[-unread:])
+            self._inner.consume_tokens(self.take_unread())
             if self._inner.is_error():
                 self.begin_anew()
         return self._inner
+
+    def take_unread(self) -> list[int]:
+        """The tokens that the library has yet to read: the caller has it read them now."""
+        unread, self._unread = self._unread, 0
+        return self._tokens[-unread:] if unread else []
 
     def fill(self, row: MaskRow) -> None:
         words = self._words
@@ -120,7 +125,6 @@ class LLGuidanceMatcher:
             self._fill_endless(row)
             self._keep(row)
             return False
-        _ = self.inner  # here is where it may fail
         return True
 
     def filled(self, row: MaskRow) -> None:
@@ -140,17 +144,17 @@ class LLGuidanceMatcher:
 
     @property
     def _computed(self) -> float:
-        return thread_time() if self._slow else 0.0
+        return thread_time() if self.slow else 0.0
 
     def _spend(self, began: float, computed: float) -> None:
         """A call of the library began then, when the thread had computed for so long. Raises
         `GrammarError` if too much is owed by that."""
-        if not self._slow:
-            self._slow = perf_counter() - began > CALL_SECONDS  # or others were let compute
+        if not self.slow:
+            self.slow = perf_counter() - began > CALL_SECONDS  # or others were let compute
             return
         seconds = thread_time() - computed
         self._owed = max(self._owed + seconds - CALL_SECONDS, 0.0)
-        self._slow = self._owed > 0
+        self.slow = self._owed > 0
         if self._owed > MOST_OWED:
             took = f"{seconds * 1000:.0f} ms for a token"
             raise GrammarError(f"the grammar is too ambiguous: this output takes {took}")

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from ..protocol.errors import GrammarError
 from .crew import Crew
 from .llguidance_matcher import LLGuidanceMatcher
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor
 
+SUSPECT_SECONDS = 0.05
+"""For many at once, most of which take microseconds."""
 MOVED_TOKENS = 512
 """Tokens that may be read again in a step for outputs to have a lexer of fewer."""
 
@@ -42,6 +48,7 @@ class SideBySide:
         address, stride, rows = masks.ctypes.data, masks.strides[0], len(masks)
 
         def fill(executor: LLExecutor, part: list[int]) -> None:
+            list(map(lambda m: m.take_unread(), [wanted[k][0] for k in part])) or catch_up(executor, [wanted[k][0] for k in part])
             of = [(wanted[k][0].inner, wanted[k][1]) for k in part]
             executor.unsafe_compute_mask_ptr(of, address, stride, rows)
 
@@ -52,7 +59,9 @@ class SideBySide:
         which did, and now await `LLGuidanceMatcher.took`."""
 
         def accept(executor: LLExecutor, part: list[int]) -> list[bool]:
-            return executor.consume_token_par([(wanted[k][0].inner, wanted[k][1]) for k in part])
+            of = [(wanted[k][0].inner, wanted[k][1]) for k in part]
+            with _suspecting(wanted, part):
+                return executor.consume_token_par(of)
 
         parts = shares(by_lexer(wanted), self._threads)
         taken = [False] * len(wanted)
@@ -71,6 +80,31 @@ class SideBySide:
             self._executors += [LLExecutor(1) for _ in parts[len(self._executors) :]]
         calls = [partial(work, one, part) for one, part in zip(self._executors, parts)]
         return self._crew.run(calls)
+
+
+def catch_up(executor: LLExecutor, matchers: Sequence[LLGuidanceMatcher]) -> None:
+    """Have the library read what it has yet to, out of the interpreter."""
+    late = [(matcher, unread) for matcher in matchers if (unread := matcher.take_unread())]
+    try:
+        for i in range(max((len(unread) for _, unread in late), default=0)):
+            executor.consume_token_par(
+                [(m.inner, unread[i]) for m, unread in late if i < len(unread)]
+            )
+    except Exception:
+        for matcher, _ in late:  # some may have read a part, who knows which
+            with contextlib.suppress(GrammarError):  # it will be met again
+                matcher.begin_anew()
+        raise
+
+
+@contextmanager
+def _suspecting(wanted: Sequence[Wanted], part: list[int]) -> Iterator[None]:
+    """Where a part took long, any of it may be why: each is measured the next time."""
+    began = perf_counter()
+    yield
+    if perf_counter() - began > SUSPECT_SECONDS:
+        for k in part:
+            wanted[k][0].slow = True
 
 
 def by_lexer(wanted: Sequence[Wanted]) -> list[list[int]]:

@@ -268,7 +268,7 @@ def test_an_output_that_takes_ever_longer_to_follow_ends(small, monkeypatch):
         for i in range(3000):
             assert matcher.accept(ord("ab"[i % 2]))
     matcher = compile_("ebnf", 'root ::= root "a" | "b" | root "(" root ")"', small).matcher()
-    matcher._slow = True
+    matcher.slow = True
     assert all(matcher.accept(byte) for byte in b"b" + b"a(baaa)" * 400)
     assert matcher._owed == 0
-    assert not matcher._slow
+    assert not matcher.slow

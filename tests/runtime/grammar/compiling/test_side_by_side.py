@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ from ramet.runtime.engine.guides import Guide, Guides
 from ramet.runtime.engine.together import ANYTHING, MANY_STEPS, Job, Together
 from ramet.runtime.grammar.llguidance_backend import LLGuidanceBackend
 from ramet.runtime.grammar.prefix_matcher import PrefixGrammar
+from ramet.runtime.grammar.side_by_side import catch_up
 from ramet.runtime.grammar.spec import Spec
 from ramet.runtime.grammar.vocabulary import Vocabulary
 from ramet.runtime.protocol import GrammarError
@@ -284,3 +286,73 @@ def test_what_comes_first_or_is_free_is_passed_by_nobody(small):
     assert not Guide(grammar.matcher(), (), opening=opening).passes(ord("a"))
     assert not Guide(grammar.matcher(), (), b"</think>").passes(ord("a"))
     assert not Guide(None, ()).passes(ord("a"))
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_what_is_known_but_not_read_is_read_at_once(broken, small):
+    grammar = LLGuidanceBackend().compile(Spec.of("regex", "[a-f]{3,9}x?"), small)
+    known = grammar.matcher()
+    assert all(map(known.accept, b"abcdef"))
+    matchers = [grammar.matcher() for _ in range(6)]
+    for i, matcher in enumerate(matchers):
+        assert all(map(matcher.accept, b"abcdef"[: i + 1]))
+        assert matcher._unread == i + 1
+
+    class Executor:
+        """Breaks down in the middle, if so."""
+
+        def __init__(self) -> None:
+            self.turns = 0
+
+        def consume_token_par(self, pairs):
+            self.turns += 1
+            if broken and self.turns == 3:
+                raise RuntimeError("Already borrowed")
+            for inner, token in pairs:
+                assert inner.consume_token(token)
+
+    executor = Executor()
+    with pytest.raises(RuntimeError) if broken else contextlib.nullcontext():
+        catch_up(executor, matchers)
+    for i, matcher in enumerate(matchers):
+        assert matcher._unread == 0
+        assert matcher.can_end() == (i >= 2)
+        assert matcher.accept(ord("b"))
+        assert all(map(matcher.accept, b"a" * (7 - i)))
+        assert not matcher.accept(ord("a"))
+        assert matcher.accept(ord("x"))
+    assert executor.turns == (3 if broken else 6)
+
+
+def test_who_takes_ever_longer_fails_alone_though_all_are_computed_at_once(small, monkeypatch):
+    monkeypatch.setattr("ramet.runtime.grammar.llguidance_matcher.CALL_SECONDS", 0.001)
+    monkeypatch.setattr("ramet.runtime.grammar.llguidance_matcher.MOST_OWED", 0.1)
+    monkeypatch.setattr("ramet.runtime.grammar.side_by_side.SUSPECT_SECONDS", 0.001)
+    backend = LLGuidanceBackend()
+    grammars = [
+        'root ::= x x | "a" | "b"\nx ::= root root | root',
+        'root ::= root "a" | root "b" | "a" | "b" | "(" root ")"',
+    ]
+    made = [backend.compile(Spec("ebnf", text), small) for text in grammars]
+    guides = [Guide(made[i > 0].matcher(), small.eos_ids) for i in range(MANY_STEPS + 1)]
+    together = Watched(2)
+    together._seconds = 1.0
+    masks = np.zeros((len(guides), small.words), np.int32)
+    failed = []
+    for step in range(3000):
+        token = ord("ab"[step % 2])
+        failed = together.fill(jobs_for(guides), masks)
+        if failed:
+            break
+        together.accept([(guide, token) for guide in guides])
+        try:
+            for at in range(len(guides)):
+                guides[at].accept(token, bytes((token,)))
+        except GrammarError as error:
+            failed = [(at, error)]
+            break
+    [(who, error)] = failed
+    assert who == 0
+    assert "too ambiguous" in str(error)
+    assert together.filled > 0
+    assert together.accepted > 0
