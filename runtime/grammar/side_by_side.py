@@ -48,7 +48,7 @@ class SideBySide:
         address, stride, rows = masks.ctypes.data, masks.strides[0], len(masks)
 
         def fill(executor: LLExecutor, part: list[int]) -> None:
-            list(map(lambda m: m.take_unread(), [wanted[k][0] for k in part])) or catch_up(executor, [wanted[k][0] for k in part])
+            catch_up(executor, [wanted[k][0] for k in part])
             of = [(wanted[k][0].inner, wanted[k][1]) for k in part]
             executor.unsafe_compute_mask_ptr(of, address, stride, rows)
 
