@@ -28,6 +28,8 @@ from .waiting import Waiting, cached, check_fits, check_queue, classify, memory_
 
 SCRATCH = 0
 """A slot of the pool's first page, which nobody is given: what is written there is never read."""
+PLENTY = 0.25
+"""Of all slots."""
 JUMP_TOGETHER = 4
 """Rows that are taken to have forced tokens at the same time."""
 _NO_SLOTS: SlotArray = np.empty(0, np.int32)
@@ -127,6 +129,9 @@ class Scheduler:
             waiting.most_urgent < request.level or now - waiting[0].arrival > limits.ageing
         ):
             return False
+        need = max(end - int(self.rows.computed[request.row]), 0)
+        if not self._has_kv(need, then.sampling.max_new_tokens):
+            return False
         then.cls, then.level = request.cls, request.level
         if not self._holds.go_on(request.row, kept, then):
             return False
@@ -135,6 +140,15 @@ class Scheduler:
         self.rows.serial[then.row] = then.serial
         then.arrival = then.admitted = now
         return True
+
+    def _has_kv(self, need: int, new: int) -> bool:
+        """Whether there is KV for what goes on in a row. Where much of it can be had nobody
+        calculates."""
+        memory = self.memory
+        if memory.available > memory.total * PLENTY:
+            return True
+        peak = self._admission.peak(need, new)
+        return self._admission.fits(memory.tree.num_locked, need, new, peak)
 
     def append_forced(self, row: int, tokens: IntArray) -> bool:
         """Give a decoding row output that it did not sample. It is computed like a prompt, and the
