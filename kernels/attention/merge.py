@@ -18,6 +18,27 @@ attention runs: 4 % of a step of one request, 1.5B shape. More heads need the ro
 
 
 @triton.jit
+def part_of_row(partial, lse, row, rows, parts, part, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """(lse [C], output [C, BLOCK_D]) of parts [C] of one row; of one without keys, anything."""
+    d = tl.arange(0, BLOCK_D)
+    there = part < parts
+    place = part.to(tl.int64) * rows + row
+    value = tl.load(
+        partial + place[:, None] * D + d[None, :],
+        mask=there[:, None] & (d < D)[None, :],
+        other=0.0,
+    )
+    return tl.load(lse + place, mask=there, other=float("-inf")), value
+
+
+@triton.jit
+def weighted(lse, value, base):
+    """Sum over C of value [C, D] times exp(lse [C] - base), where there is a key."""
+    some = lse > float("-inf")
+    return tl.sum(tl.where(some[:, None], value * tl.exp(lse - base)[:, None], 0.0), axis=0)
+
+
+@triton.jit
 def merged(
     partial,
     lse,
@@ -31,33 +52,25 @@ def merged(
 ):
     """(output [BLOCK_D], lse) of one row of partial [P, rows, D] and lse [P, rows], float32.
 
-    A part whose lse is -inf saw no key; its output is not read, so it need not be written. Loads go
-    past the first-level cache: other multiprocessors may have written what they read, in the same
-    launch.
+    A part whose lse is -inf saw no key; its output does not count, so it need not be written. The
+    first CHUNK parts, mostly all that are filled, are asked for before it is known which count: a
+    step waits for its merges, and loads that wait for each other are what they take.
     """
     p = tl.arange(0, BLOCK_P)
-    place = lse + p.to(tl.int64) * rows + row
-    each = tl.load(place, mask=p < parts, other=float("-inf"), cache_modifier=".cg")
+    c = tl.arange(0, CHUNK)
+    each = tl.load(lse + p.to(tl.int64) * rows + row, mask=p < parts, other=float("-inf"))
+    one, value = part_of_row(partial, lse, row, rows, parts, c, D, BLOCK_D)  # pyright: ignore
     top = tl.max(each, axis=0)
     base = tl.where(top == float("-inf"), 0.0, top)
     total = tl.sum(tl.exp(each - base), axis=0)
-    d = tl.arange(0, BLOCK_D)
-    c = tl.arange(0, CHUNK)
-    out = tl.zeros([BLOCK_D], dtype=tl.float32)
+    out = weighted(one, value, base)
     # A short item fills the first few of the parts there are for a long one.
     last = tl.max(tl.where(each > float("-inf"), p + 1, 0), axis=0)
-    for first in range(0, last, CHUNK):
-        part = first + c
-        again = lse + part.to(tl.int64) * rows + row
-        one = tl.load(again, mask=part < parts, other=float("-inf"), cache_modifier=".cg")
-        some = one > float("-inf")
-        value = tl.load(
-            partial + (part.to(tl.int64) * rows + row)[:, None] * D + d[None, :],
-            mask=some[:, None] & (d < D)[None, :],
-            other=0.0,
-            cache_modifier=".cg",
+    for first in range(CHUNK, last, CHUNK):
+        one, value = part_of_row(  # pyright: ignore
+            partial, lse, row, rows, parts, first + c, D, BLOCK_D
         )
-        out += tl.sum(value * tl.exp(one - base)[:, None], axis=0)
+        out += weighted(one, value, base)
     seen = total > 0.0
     divisor = tl.where(seen, total, 1.0)
     return out / divisor, tl.where(seen, base + tl.log(divisor), float("-inf"))
@@ -123,7 +136,7 @@ def merge(
         D=dim,
         BLOCK_D=power_of_two(dim),
         BLOCK_P=power_of_two(parts),
-        CHUNK=min(power_of_two(parts), 16),
+        CHUNK=min(power_of_two(parts), 8),
         LSE=lse_out is not None,
         device=partial.device,
         pdl=pdl,

@@ -156,13 +156,13 @@ def merge_lists_kernel(
         part = begin + c
         place = part.to(tl.int64) * HEADS + head
         log = tl.load(logs + place, mask=part < last, other=float("-inf"))
-        # A part without keys is not written: only its log-sum-exp is.
-        some = log > float("-inf")
         value = tl.load(
             partial + place[:, None] * D + d[None, :],
-            mask=some[:, None] & (d < D)[None, :],
+            mask=(part < last)[:, None] & (d < D)[None, :],
             other=0.0,
         )
+        # A part without keys is not written: only its log-sum-exp is.
+        value = tl.where((log > float("-inf"))[:, None], value, 0.0)
         highest = tl.maximum(top, tl.max(log, axis=0))
         base = tl.where(highest == float("-inf"), 0.0, highest)
         weight = tl.exp(log - base)
