@@ -156,3 +156,28 @@ async def test_text_that_was_stripped_is_not_what_was_announced(new_world, new_t
             await run(world, *variant)
             prompts.append(world.engine.prompts[-1])
     assert prompts[0] == prompts[1]
+
+
+@pytest.mark.parametrize("began", [False, True])
+async def test_a_line_goes_on_in_another_engine(world, began):
+    """The first that nobody was told of is submitted again; what was to follow it is sent anew."""
+    await world.client_of_engine.start(5)
+    world.client_of_engine._resubmit = True
+    old = world.engine
+    old.next_token = lambda tokens: 98
+    old.idle = not began
+    events = []
+    program = [text("x"), gen(1), text("y"), gen(2, max_new_tokens=200), text("z"), gen(3)]
+    _, task = begin(world, program, events)
+    if began:
+        await world.settle(lambda: any(isinstance(event, Value) for event in events))
+    else:
+        await world.settle(lambda: len(old.submits) == 1)
+    old.die()
+    world.engine = type(old)(world.engine_address, old.tokenizer)
+    world.engine.next_token = lambda tokens: 97
+    await asyncio.wait_for(task, 15)
+    values = {event.name: event.value for event in events if isinstance(event, Value)}
+    assert values == {"v1": ("b" if began else "a") * 5, "v2": "a" * 200, "v3": "a" * 5}
+    await world.settle(lambda: not world.engine.handles)
+    assert not world.client_of_engine.in_flight
