@@ -48,9 +48,10 @@ class SideBySide:
         address, stride, rows = masks.ctypes.data, masks.strides[0], len(masks)
 
         def fill(executor: LLExecutor, part: list[int]) -> None:
-            catch_up(executor, [wanted[k][0] for k in part])
-            of = [(wanted[k][0].inner, wanted[k][1]) for k in part]
-            executor.unsafe_compute_mask_ptr(of, address, stride, rows)
+            with _suspecting(wanted, part):
+                catch_up(executor, [wanted[k][0] for k in part])
+                of = [(wanted[k][0].inner, wanted[k][1]) for k in part]
+                executor.unsafe_compute_mask_ptr(of, address, stride, rows)
 
         self._each(shares(by_lexer(wanted), self._threads), fill)
 
