@@ -356,3 +356,23 @@ def test_who_takes_ever_longer_fails_alone_though_all_are_computed_at_once(small
     assert "too ambiguous" in str(error)
     assert together.filled > 0
     assert together.accepted > 0
+
+
+def test_rows_behind_what_is_not_read_yet_are_computed_at_once(small):
+    backend = LLGuidanceBackend()
+    grammar, fresh = (backend.compile(Spec.of("regex", "a[a-c][d-f]g{2,5}"), small) for _ in "ab")
+    known = grammar.matcher()
+    assert all(map(known.accept, b"aceg"))
+    guides, masks = [], np.zeros((5, small.words), np.int32)
+    for count in range(5):
+        matcher, twin = grammar.matcher(), fresh.matcher()
+        for token in b"aceg"[:count]:
+            assert matcher.accept(token)
+            assert twin.accept(token)
+        guides.append((Guide(matcher, small.eos_ids), twin))
+    together = Watched(2)
+    assert together.fill(jobs_for([guide for guide, _ in guides]), masks) == []
+    assert together.filled == 5
+    for (_, twin), row in zip(guides, masks):
+        twin.fill(want := np.zeros_like(row))
+        np.testing.assert_array_equal(row, want)
