@@ -13,7 +13,7 @@ from ..program.executor import Following, GenResult, OnDelta, SelectResult
 from ..program.instructions import ChoicesMethod
 from ..protocol.errors import ProgramError
 from ..protocol.sampling import SamplingParams
-from .cutting import LONG, Cutter
+from .cutting import LONG, Cutter, Known
 from .fork_point import ForkPoint, Mark
 from .generation import Generation, Sample, all_of, pieces_for
 from .going_on import GoingOn
@@ -64,7 +64,8 @@ class EngineContext:
         self._remaining = 0
         self._reads = True
         self._explain = False
-        self._going_on = GoingOn(executor)
+        self._known = Known(executor.tokenizer)
+        self._going_on = GoingOn(executor, self._known)
 
     # --- literal text ---
 
@@ -153,6 +154,7 @@ class EngineContext:
         """The same text, without what is held in the engine."""
         child = EngineContext(self._executor, self._program, self._namespace)
         child._ids = self._ids
+        child._share(self._known)
         child._pending = [*self._pending]
         child._literal = self._literal
         child._prepend = self._prepend
@@ -161,6 +163,9 @@ class EngineContext:
         child._history = self._history.fork()
         child._strips = self._strips
         return child
+
+    def _share(self, known: Known) -> None:
+        self._known = self._going_on.known = known
 
     def warnings(self) -> list[tuple[str, str]]:
         told, self._warnings = self._warnings, []
@@ -220,7 +225,8 @@ class EngineContext:
     def cutter(self) -> Cutter:
         """What cuts the text behind the settled tokens."""
         before = int(self._ids[-1]) if len(self._ids) else None
-        return Cutter(self._executor.tokenizer, [*self._pending], before, self._prepend)
+        items = [*self._pending]
+        return Cutter(self._executor.tokenizer, items, before, self._prepend, self._known)
 
     async def tokens(self) -> list[int]:
         """Those after the settled ones, as of now. A long text is cut in a thread."""

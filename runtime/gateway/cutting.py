@@ -15,12 +15,46 @@ WORTH_SPLITTING = 256
 """Characters of text. A shorter one is cut anew for every end."""
 LONG = 50_000
 """Characters that are cut in a thread, so that other programs go on meanwhile."""
+_MOST_KNOWN, _SHORT = 256, 256
+"""Texts that a program's streams remember the tokens of, and characters of each."""
 _A_TURN = 1_000_000
 """Characters cut in a thread before it is seen whether anybody waits for it still."""
 _BETWEEN_WORDS = re.compile(r"(?<=[A-Za-z0-9]) (?=[A-Za-z])")
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+class Known:
+    """Short texts of one program, which comes to them in many of its streams, and their tokens. (Of
+    one, as who else wrote a text must not be told by the time that it takes.)"""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: dict[tuple[bool | None, tuple[Segment, ...]], list[int] | None] = {}
+
+    def cut(self, run: Sequence[Segment], before: int) -> list[int]:
+        """The tokens of a text behind the token ``before``. Not to be changed."""
+        tokenizer = self._tokenizer
+        key = before in tokenizer.special_ids, (*run,)
+        ids = self._ids.get(key)
+        if ids is None:
+            ids = tokenizer.encode_segments(run, after=before)
+            self._keep(key, ids)
+        return ids
+
+    def anywhere(self, run: Sequence[Segment]) -> list[int] | None:
+        """The same behind any token; ``None`` where that matters."""
+        key = None, (*run,)
+        if key in self._ids:
+            return self._ids[key]
+        ids = self._tokenizer.encode_anywhere(run)
+        self._keep(key, ids)
+        return ids
+
+    def _keep(self, key: tuple[bool | None, tuple[Segment, ...]], ids: list[int] | None) -> None:
+        if len(self._ids) < _MOST_KNOWN and _characters(key[1]) <= _SHORT:
+            self._ids[key] = ids
 
 
 @dataclass(slots=True)
@@ -32,6 +66,8 @@ class Cutter:
     items: list[Item]
     before: int | None
     start: bool
+    known: Known | None = None
+    """Short texts that were cut before."""
 
     @property
     def size(self) -> int:
@@ -59,6 +95,8 @@ class Cutter:
         run = [segment for segment in run if segment[0]]
         if not run:
             return []
+        if before is not None and self.known is not None:
+            return self.known.cut(run, before)
         start = self.start and before is None
         return self.tokenizer.encode_segments(run, start=start, after=before)
 

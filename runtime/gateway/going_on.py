@@ -11,6 +11,7 @@ import numpy as np
 from ..program.executor import Following, OnDelta
 from ..protocol.errors import RametError
 from ..protocol.sampling import SamplingParams
+from .cutting import Known
 from .engine_sampling import DEFAULT_NEW_TOKENS
 from .generation import Generation, Sample, pieces_for
 from .history import Item, Segment
@@ -37,8 +38,9 @@ class GoingOn:
     """Of one stream. What was sent is taken where the stream comes to it as it was announced; in
     every other case it is dropped, and the stream asks anew."""
 
-    def __init__(self, executor: EngineExecutor) -> None:
+    def __init__(self, executor: EngineExecutor, known: Known) -> None:
         self._executor = executor
+        self.known = known
         self._announced: Sequence[Following] = ()
         self._sent: list[_Sent] = []
 
@@ -57,7 +59,7 @@ class GoingOn:
         for one in announced:
             items: list[Segment] = [(text, special) for text in one.texts if text]
             params = one.sampling
-            tokens = executor.tokenizer.encode_anywhere(items)
+            tokens = self.known.anywhere(items)
             if tokens is None or not _may_follow(params):
                 return
             size += len(tokens)

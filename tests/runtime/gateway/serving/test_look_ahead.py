@@ -58,12 +58,13 @@ async def test_a_fork_marks_its_text_once_and_counts_what_is_to_come(world):
 
 async def test_the_mark_is_there_until_the_last_has_read_it(world):
     """The second child waits for the first one's value, its parent for neither."""
+    longer = {**SHORT, "max_new_tokens": 200, "ignore_eos": True}
     program = [
         text("stem"),
         Fork(children=(1, 2)),
         gen(1, 1, "a"),
         text("then ", Ref(1, "a"), stream=2),
-        gen(2, 2, "b"),
+        Gen(stream=2, op=2, name="b", sampling=longer),
     ]
     world.engine.idle = True
     await world.client_of_engine.start(5)

@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ramet.runtime.gateway.cutting import WORTH_SPLITTING, Cutter, Ends, in_turns
+from ramet.runtime.gateway.cutting import WORTH_SPLITTING, Cutter, Ends, Known, in_turns
 from ramet.runtime.gateway.tokenizer import Tokenizer
 from tokenizers import models, pre_tokenizers
 
@@ -173,3 +173,18 @@ async def test_long_work_stops_with_who_waits_for_it() -> None:
     assert 0 < len(done) <= reached + 1
     done.clear()
     assert [one async for one in in_turns(work, range(5), lambda _: 300_000)] == [*range(5)]
+
+
+@pytest.mark.parametrize("text", ["ab", " x", "cd<|bos|>z", "abcd " * 80])
+def test_what_a_program_has_cut_before_is_cut_the_same(byte_tokenizer, monkeypatch, text):
+    known = Known(byte_tokenizer)
+    items = [(text, True), ("ll", False)]
+    special = min(byte_tokenizer.special_ids)
+    for before in (97, special, 97, special):
+        plain = Cutter(byte_tokenizer, items, before, False).whole()
+        assert Cutter(byte_tokenizer, items, before, False, known).whole() == plain
+        assert known.anywhere(items) == byte_tokenizer.encode_anywhere(items)
+    asked = []
+    monkeypatch.setattr(byte_tokenizer, "encode_segments", lambda run, **_: asked.append(run) or [])
+    Cutter(byte_tokenizer, items, 97, False, known).whole()
+    assert len(asked) == (len(text) > 256)
