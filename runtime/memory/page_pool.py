@@ -13,8 +13,6 @@ The first page is scratch: padding rows of captured steps write there, and nobod
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 import numpy.typing as npt
 
@@ -41,8 +39,8 @@ class PagePool:
         self.page_size = page_size
         self.total = pages * page_size
         self.owner = np.zeros((pages + 1) * page_size, np.uint8)
-        self._free_in_page = np.full(pages + 1, page_size, np.int32)
-        self._free_in_page[0] = 0
+        # Lists: a step looks at hundreds of pages one by one.
+        self._free_in_page = [0] + [page_size] * pages
         self._whole = list(range(pages, 0, -1))
         self._broken: dict[int, None] = {}
         self._num_free = self.total
@@ -84,7 +82,8 @@ class PagePool:
                 slots = (pages[:, None] * size + np.arange(size, dtype=np.int32)).reshape(-1)
                 taken = len(slots)
                 self.owner[slots] = PRIVATE
-                self._free_in_page[pages] = 0
+                for page in pages.tolist():
+                    self._free_in_page[page] = 0
                 self._num_free -= taken
                 parts.append(slots)
             else:
@@ -93,8 +92,9 @@ class PagePool:
             position += taken
         while left:
             page = next(iter(self._broken))
-            slots = np.flatnonzero(self.owner[page * size : (page + 1) * size] == FREE)[:left]
-            parts.append(self._take((slots + page * size).astype(np.int32)))
+            first = page * size
+            slots = (self.owner[first : first + size] == FREE).nonzero()[0][:left] + first
+            parts.append(self._take(slots.astype(np.int32)))
             left -= len(slots)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -132,12 +132,13 @@ class PagePool:
         assert self.owner[slots].all(), "freed twice"
         self.owner[slots] = FREE
         self._num_free += len(slots)
-        size = self.page_size
-        pages, counts = np.unique(slots // size, return_counts=True)
-        self._free_in_page[pages] += counts
-        free = self._free_in_page[pages]
-        for page, n in zip(pages.tolist(), free.tolist()):
-            if n == size:
+        size, free = self.page_size, self._free_in_page
+        counts: dict[int, int] = {}
+        for page in (slots // size).tolist():
+            counts[page] = counts.get(page, 0) + 1
+        for page, count in counts.items():
+            free[page] += count
+            if free[page] == size:
                 self._broken.pop(page, None)
                 self._whole.append(page)
             else:
@@ -153,7 +154,7 @@ class PagePool:
         size = self.page_size
         free = (self.owner.reshape(-1, size) == FREE).sum(1)
         free[0] = 0
-        assert (free == self._free_in_page).all(), "free slots of some page miscounted"
+        assert free.tolist() == self._free_in_page, "free slots of some page miscounted"
         assert int(free.sum()) == self._num_free, "free slots miscounted"
         assert len(set(self._whole)) == len(self._whole), "a page is listed twice"
         assert set(self._whole) == set(np.flatnonzero(free == size).tolist()), "whole pages"
@@ -193,11 +194,8 @@ class PagePool:
     def _take_many(self, slots: SlotArray) -> None:
         self.owner[slots] = PRIVATE
         self._num_free -= len(slots)
-        pages = slots // self.page_size
-        np.subtract.at(self._free_in_page, pages, 1)
-        self._drop_full(pages.tolist())
-
-    def _drop_full(self, pages: Iterable[int]) -> None:
-        for page in pages:
-            if self._free_in_page[page] == 0:
+        free = self._free_in_page
+        for page in (slots // self.page_size).tolist():
+            free[page] -= 1
+            if not free[page]:
                 self._broken.pop(page, None)
