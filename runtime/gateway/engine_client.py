@@ -71,6 +71,7 @@ class EngineClient:
         self._rids = itertools.count(1)
         self._handles = itertools.count(1)
         self._released: list[int] = []
+        self._held: set[int] = set()
         self._used_credits = 0
         self._heard = time.monotonic()
         self._gone: str | None = None
@@ -113,7 +114,9 @@ class EngineClient:
 
     def new_handle(self) -> Handle:
         """A handle for a request to keep its sequence under."""
-        return Handle(next(self._handles), self._release)
+        number = next(self._handles)
+        self._held.add(number)
+        return Handle(number, self._release)
 
     def submit(
         self,
@@ -232,7 +235,14 @@ class EngineClient:
         if len(self._requests) <= 1:
             self._line.send_now()
 
+    def _submit_whole(self, request: EngineRequest) -> None:
+        """Again, without building on a handle. It must not mark what was released since: nobody
+        would release it once more."""
+        request.marks = tuple(mark for mark in request.marks if mark[0] in self._held)
+        self._send(request.submit(whole=True))
+
     def _release(self, number: int) -> None:
+        self._held.discard(number)
         if not self._released:
             self._loop.call_soon(self._send_released)
         self._released.append(number)
@@ -317,7 +327,7 @@ class EngineClient:
         if self._requests:
             log.info("submitting %d requests again", len(self._requests))
         for request in self._requests.values():
-            self._send(request.submit(whole=True))
+            self._submit_whole(request)
 
     def _fail_all(self, why: str) -> None:
         requests, self._requests = self._requests, {}
@@ -346,7 +356,7 @@ class EngineClient:
             if request is not None and not request.claimed:
                 request.break_off()
             elif request is not None:
-                self._send(request.submit(whole=True))
+                self._submit_whole(request)
         elif isinstance(message, Beat) and self.info:
             self._back()
 
