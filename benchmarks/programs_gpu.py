@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import time
 from collections.abc import Awaitable, Callable
@@ -150,6 +151,9 @@ class Turn:
     seconds: float
     latencies: list[float]
     computed: int
+    cpu: dict[str, float]
+    """Seconds of CPU time of the client, the gateway and the engine. (An engine that waits for a
+    device takes some as well.)"""
 
     @property
     def rate(self) -> float:
@@ -165,7 +169,7 @@ async def turn(
     runtime: rt.Runtime, run: Callable[[str], Awaitable[None]], problems: list[str], at_once: int
 ) -> Turn:
     """Run all, ``at_once`` at any time."""
-    before = runtime.server_info()["computed_tokens"]
+    before, used = runtime.server_info()["computed_tokens"], cpu_seconds()
     todo = iter(problems)
     latencies: list[float] = []
 
@@ -178,7 +182,25 @@ async def turn(
     begin = time.perf_counter()
     await asyncio.gather(*(worker() for _ in range(at_once)))
     seconds = time.perf_counter() - begin
-    return Turn(seconds, latencies, runtime.server_info()["computed_tokens"] - before)
+    cpu = {name: at_end - used[name] for name, at_end in cpu_seconds().items()}
+    return Turn(seconds, latencies, runtime.server_info()["computed_tokens"] - before, cpu)
+
+
+def cpu_seconds() -> dict[str, float]:
+    """CPU time so far of this process, and of the runtime's that it started."""
+    seconds = {"client": time.process_time()}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_text().split("\0")
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == os.getpid():
+            for name in ("gateway", "engine"):
+                if f"ramet.runtime.{name}" in words:
+                    ticks = int(fields[11]) + int(fields[12])
+                    seconds[name] = ticks / os.sysconf("SC_CLK_TCK")
+    return seconds
 
 
 def measure(
@@ -206,6 +228,9 @@ def measure(
     report.row(f"{name}: latency, p95", result.percentile(0.95), "s")
     report.row(f"{name}: latency, most", max(result.latencies), "s")
     report.row(f"{name}: computed a program", result.computed / options.programs, "tokens")
+    for process, seconds in result.cpu.items():
+        milliseconds = 1000 * seconds / options.programs
+        report.row(f"{name}: CPU of the {process} a program", milliseconds, "ms")
     return result
 
 
