@@ -52,6 +52,17 @@ def integers_only(document: Document, node: Node) -> bool:
     )
 
 
+def names_of(document: Document, node: Node) -> frozenset[str] | None:
+    """The names of all members that there may be; None where there may be others."""
+    for part in _parts(document, node):
+        schema = part.schema
+        if not isinstance(schema, dict) or schema.get("patternProperties"):
+            continue
+        if schema.get("additionalProperties") is False:
+            return frozenset(schema.get("properties", ()))
+    return None
+
+
 class _Bounds(NamedTuple):
     """Of numbers, or of lengths."""
 

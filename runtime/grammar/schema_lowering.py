@@ -17,10 +17,10 @@ from .checks_schema import (
     parse_schema,
 )
 from .schema_document import Document, Node, Schema, pointer
-from .schema_exclusion import exclude, integers_only, same
+from .schema_exclusion import exclude, integers_only, names_of, same
 from .schema_formats import PATTERNS
 from .schema_names import lower_names
-from .schema_negation import negate
+from .schema_negation import Known, negate
 from .schema_numbers import lower_numbers
 from .schema_patterns import lower_decimals, lower_patterns
 from .schema_values import barren
@@ -184,12 +184,12 @@ def _lower_one_of(document: Document, node: Node, schema: dict[str, Any]) -> Non
         isinstance(option, dict) and set(option) <= _SHORT for option in options
     ):
         return
-    whole = all(integers_only(document, option) for option in nodes)
-    none_of = [negate(document, option, whole=whole) for option in nodes]
-    if any(opposite is None for opposite in none_of):
-        return
+    exactly: list[Schema] = []
+    for one in nodes:
+        known = Known(integers_only(document, one), names_of(document, one))
+        none_of = [negate(document, other, known=known) for other in nodes if other is not one]
+        if any(opposite is None for opposite in none_of):
+            return
+        exactly.append({"allOf": [one.schema, *none_of]})
     del schema["oneOf"]
-    exactly: list[Schema] = [
-        {"allOf": [option, *none_of[:i], *none_of[i + 1 :]]} for i, option in enumerate(options)
-    ]
     _also(schema, {"anyOf": exactly})

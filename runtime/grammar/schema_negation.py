@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from .schema_document import Document, Node, Schema, pointer
 
@@ -21,9 +21,23 @@ _MOST_TEXT = 500
 _ANY = "[\\s\\S]"
 
 
-def negate(document: Document, node: Node, depth: int = 0, *, whole: bool = False) -> Schema | None:
+class Known(NamedTuple):
+    """What is known of the values that an opposite need be right for."""
+
+    whole: bool = False
+    """No number has a fraction."""
+    names: frozenset[str] | None = None
+    """Objects have no members of other names."""
+
+
+_NOTHING = Known()
+
+
+def negate(
+    document: Document, node: Node, depth: int = 0, *, known: Known = _NOTHING
+) -> Schema | None:
     """A schema that just what this one refuses matches; None if it cannot be said,
-    or not in short. ``whole``: of numbers it need be right for integers only."""
+    or not in short."""
     schema = node.schema
     if isinstance(schema, bool):
         return not schema
@@ -33,7 +47,7 @@ def negate(document: Document, node: Node, depth: int = 0, *, whole: bool = Fals
     for keyword, value in schema.items():
         if keyword in ANNOTATIONS:
             continue
-        option = _keyword(document, node, keyword, value, depth + 1, whole)
+        option = _keyword(document, node, keyword, value, depth + 1, known)
         if option is None:
             return None
         if option is True:
@@ -46,13 +60,13 @@ def negate(document: Document, node: Node, depth: int = 0, *, whole: bool = Fals
 
 
 def _keyword(
-    document: Document, node: Node, keyword: str, value: Any, depth: int, whole: bool
+    document: Document, node: Node, keyword: str, value: Any, depth: int, known: Known
 ) -> Schema | None:
     if keyword in _BOUNDS:
         return _BOUNDS[keyword](value) if not isinstance(value, bool) else None
     match keyword:
         case "type":
-            return _other_types([value] if isinstance(value, str) else value, whole)
+            return _other_types([value] if isinstance(value, str) else value, known.whole)
         case "enum":
             return _other_values(value)
         case "const":
@@ -66,16 +80,18 @@ def _keyword(
             return value
         case "$ref":
             target = document.target(node)
-            return None if target is None else negate(document, target, depth, whole=whole)
+            return None if target is None else negate(document, target, depth, known=known)
         case "allOf" | "anyOf":
-            return _all(document, node, keyword, value, depth, whole)
+            return _all(document, node, keyword, value, depth, known)
         case "properties":
             return _properties(document, node, value, depth)
+        case "additionalProperties":
+            return _others(node, value, known)
     return None
 
 
 def _all(
-    document: Document, node: Node, keyword: str, value: list[Schema], depth: int, whole: bool
+    document: Document, node: Node, keyword: str, value: list[Schema], depth: int, known: Known
 ) -> Schema | None:
     if len(value) > _MOST:
         return None
@@ -83,7 +99,7 @@ def _all(
     parts: list[Schema] = []
     for i, item in enumerate(value):
         inner = Node(pointer(node.path, keyword, i), item, node.base)
-        part = negate(document, inner, depth, whole=whole)
+        part = negate(document, inner, depth, known=known)
         if part is None:
             return None
         parts.append(part)
@@ -104,6 +120,21 @@ def _properties(
         if part is not False:
             options.append({"type": "object", "required": [name], "properties": {name: part}})
     return {"anyOf": options} if options else False
+
+
+def _others(node: Node, value: Any, known: Known) -> Schema | None:
+    """Of a schema that takes no undeclared members: one is there, of those that there may be."""
+    schema = node.schema
+    assert isinstance(schema, dict)
+    if value is True or value == {}:
+        return False
+    if value is not False or known.names is None or schema.get("patternProperties"):
+        return None
+    others = sorted(known.names - set(schema.get("properties", ())))
+    if len(others) > _MOST:
+        return None
+    there: list[Schema] = [{"required": [name]} for name in others]
+    return {"type": "object", "anyOf": there} if there else False
 
 
 def _other_types(types: list[str], whole: bool) -> Schema | None:

@@ -90,6 +90,42 @@ from ramet.runtime.protocol.errors import GrammarError
             ['{"v":3}', '{"v":0}'],
         ),
         (
+            {
+                "oneOf": [
+                    {
+                        "type": "object",
+                        "additionalProperties": False,
+                        "properties": {"foo": {"type": "string"}, "n": {"type": "boolean"}},
+                    },
+                    {
+                        "type": "object",
+                        "additionalProperties": False,
+                        "properties": {"bar": {"type": "string"}, "n": {"type": "null"}},
+                    },
+                ]
+            },
+            ['{"foo":"x"}', '{"bar":""}', '{"n":true}', '{"bar":"","n":null}'],
+            ["{}", '{"foo":"x","bar":""}', '{"n":1}', '{"foo":"","n":null}', "null"],
+        ),
+        (
+            {
+                "oneOf": [
+                    {
+                        "type": "object",
+                        "additionalProperties": False,
+                        "properties": {"a": {"type": "null"}, "b": {"type": "null"}},
+                    },
+                    {
+                        "type": "object",
+                        "additionalProperties": False,
+                        "properties": {"a": {"type": "null"}},
+                    },
+                ]
+            },
+            ['{"a":null,"b":null}', '{"b":null}'],
+            ["{}", '{"a":null}', '{"c":null}'],
+        ),
+        (
             {"type": "integer", "not": {"const": 0}, "maximum": 20},
             ["1", "-1", "10", "-20"],
             ["0", "21", "0.5"],
