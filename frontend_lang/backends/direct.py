@@ -11,6 +11,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from ramet.runtime.protocol import BackendError, ErrorInfo
 from ramet.runtime.protocol.awake import spin_seconds
@@ -40,10 +41,11 @@ Lost = Callable[[], ErrorInfo | None]
 class Direct:
     """A lane of one caller at a time. Only `abort` may be called by others."""
 
-    _waiting = 0
-    """Callers of this process that wait now: several would only take turns in spinning."""
+    _waiting: ClassVar[set[int]] = set()
+    """Lanes of this process where a caller waits now: several would only take turns in spinning."""
 
     def __init__(self, lane: Lane) -> None:
+        self._spin = 0.0
         self._lane = lane
         self._sending = threading.Lock()
         self._poll = select.poll()
@@ -63,6 +65,7 @@ class Direct:
             while time.monotonic() < until:
                 for answer in map(gateway_codec.decode, made._receive(LOOK_MS)):
                     if isinstance(answer, Welcome):
+                        made._spin = answer.spin_seconds
                         return made
                     if isinstance(answer, Refused):
                         until = 0.0
@@ -80,10 +83,11 @@ class Direct:
         """Send requests, and ``tell`` each one's answer until all have one. Raises what ``tell``
         raises, and `BackendError` when the server is gone; then the lane is of no more use."""
         open_ = {message.rid: index for index, message in enumerate(messages)}
-        Direct._waiting += 1
+        self._waiting.add(id(self))
         try:
             self._send(messages)
-            awake = time.monotonic() + spin_seconds() if Direct._waiting == 1 else 0.0
+            spin = min(self._spin, spin_seconds()) if len(self._waiting) == 1 else 0.0
+            awake = time.monotonic() + spin
             while open_:
                 for data in self._receive(0 if time.monotonic() < awake else LOOK_MS):
                     answer = gateway_codec.decode(data)
@@ -102,7 +106,7 @@ class Direct:
         except ConnectionError as error:
             raise _reason(lost) or BackendError(f"the ramet server is gone: {error}") from None
         finally:
-            Direct._waiting -= 1
+            self._waiting.discard(id(self))
 
     def abort(self, rid: str) -> None:
         """Abort a request that runs here, from any thread."""

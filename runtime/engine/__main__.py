@@ -104,14 +104,15 @@ def _assemble(config, address):  # type: ignore[no-untyped-def]
         special_text(tokenizer),
         Prefixes(lambda: PrefixGrammar(vocabulary())),
     )
+    spin = spin_seconds() if runner.asynchronous else 0.0  # on a CPU the model needs every core
     facts = {
         "model": config.model_name,
         "context_length": runner.context_length,
         "vocab_size": runner.vocab_size,
         "page_size": config.page_size,
         "num_slots": memory.total,
+        "spin_seconds": spin,
     }
-    spin = spin_seconds() if runner.asynchronous else 0.0  # on a CPU the model needs every core
     return Engine(
         runner,
         scheduler,

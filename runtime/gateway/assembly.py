@@ -86,6 +86,7 @@ async def assemble(config: EngineConfig, engine_address: str, binds: list[str]) 
         admin_key=config.admin_key,
         limits=limits,
         lanes=_lanes(addresses),
+        spin=min(spin_seconds(), float(facts.get("spin_seconds", 0.0))),
     )
     return Gateway(service, addresses, folder, files.generation_config())
 

@@ -50,7 +50,8 @@ class EngineClient:
     back. When the engine (or another one at the same address) is back, requests are taken again;
     handles that it does not know are made good by sending whole prompts.
 
-    After each step the loop stays awake for ``spin`` seconds, as `Patience` has it.
+    After each step the loop stays awake for ``spin`` seconds, as `Patience` has it, or for as long
+    as the engine itself would.
     """
 
     def __init__(
@@ -267,6 +268,7 @@ class EngineClient:
             log.error("the engine refused the connection: %s", error)
             return
         self.info = answer.result() or {"engine": self.address}
+        self._line.may_spin(float(self.info.get("spin_seconds", 0.0)))
         self._take_lane()
         self._back()
 

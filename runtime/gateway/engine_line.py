@@ -19,8 +19,8 @@ class EngineLine:
     loop; make it inside that loop.
 
     ``on_message`` is given what comes, ``on_there`` is called when the socket has found an engine,
-    ``on_gone`` when it or the lane has lost it. After `heard` the loop stays awake for ``spin``
-    seconds, as `Patience` has it.
+    ``on_gone`` when it or the lane has lost it. After `heard` the loop stays awake for as long as
+    `may_spin` said, ``spin`` seconds at most, as `Patience` has it.
     """
 
     def __init__(
@@ -44,7 +44,8 @@ class EngineLine:
         socket.setsockopt(zmq.HEARTBEAT_IVL, int(heartbeat_s * 250))
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(heartbeat_s * 1000))
         monitor = socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED)
-        self._awake = Awake(spin)
+        self._spin = spin
+        self._awake = Awake(0.0)
         self._lane: LaneWire | None = None
         self._wire = Wire(socket, lambda frames: on_message(frames[-1]))
         self._monitor = Wire(monitor, self._on_event)
@@ -62,6 +63,10 @@ class EngineLine:
         """Do not wait for the end of this turn."""
         if self._lane is not None:
             self._lane.flush()
+
+    def may_spin(self, seconds: float) -> None:
+        """What the engine leaves to others: an engine on the CPU needs every core."""
+        self._awake = Awake(min(seconds, self._spin))
 
     def heard(self) -> None:
         """What came may be followed by more."""

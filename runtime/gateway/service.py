@@ -81,9 +81,11 @@ class Service:
         admin_key: str | None = None,
         limits: ServiceLimits | None = None,
         lanes: socket.socket | None = None,
+        spin: float = 0.0,
     ) -> None:
         """Whoever holds ``admin_key`` needs no other; where it is given, only they may flush.
-        ``lanes`` listens for clients of this machine that open lanes."""
+        ``lanes`` listens for clients of this machine that open lanes; they may wait awake for
+        ``spin`` seconds."""
         self.executor = executor
         self.model = model
         self.version = version
@@ -91,6 +93,7 @@ class Service:
         self._keys, self._admin_key = Keys(api_key), Keys(admin_key)
         self._limits = limits or ServiceLimits()
         self._numbers = itertools.count(1)
+        self._spin = spin
         self._draining = False
         self._loop = asyncio.get_running_loop()
         self._clients = Clients(
@@ -169,6 +172,7 @@ class Service:
             model=self.model,
             context_length=self.executor.context_length,
             tokenizer=self._tokenizer_folder,
+            spin_seconds=self._spin,
         )
         self._clients.send(client, welcome)
 

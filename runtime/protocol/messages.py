@@ -116,13 +116,15 @@ ClientMessage = (
 
 class Welcome(_Message, frozen=True, kw_only=True, tag="welcome"):
     """The handshake's answer. ``tokenizer`` is a folder that a client on the same machine may
-    read."""
+    read; ``spin_seconds`` is how long one there may wait awake: 0 where the server needs the
+    cores."""
 
     version: int
     server: str
     model: str
     context_length: int
     tokenizer: str | None = None
+    spin_seconds: float = 0.0
 
 
 class Refused(_Message, frozen=True, kw_only=True, tag="refused"):

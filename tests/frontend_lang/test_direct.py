@@ -29,7 +29,9 @@ from ramet.runtime.protocol.messages import (
     Welcome,
 )
 
-WELCOME = Welcome(version=PROTOCOL_VERSION, server="fake", model="m", context_length=99)
+WELCOME = Welcome(
+    version=PROTOCOL_VERSION, server="fake", model="m", context_length=99, spin_seconds=1.0
+)
 PROBE = gateway_codec.encode(ProgramEvents(pid=-1, events=b"\x90"))  # type: ignore[arg-type]
 
 
@@ -310,3 +312,7 @@ def test_it_looks_again_and_again_only_where_there_are_cores(start, monkeypatch)
         monkeypatch.setattr(direct, "spin_seconds", lambda: 5.0)
         remote.generate("a")
         assert looks > 0
+        looks = 0
+        monkeypatch.setattr(remote.connection().lines._free[0], "_spin", 0.0)
+        remote.generate("a")
+        assert looks == 0, "the server needs its cores"

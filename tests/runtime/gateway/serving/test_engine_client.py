@@ -12,7 +12,7 @@ import pytest
 from ramet.runtime.gateway.engine_client import CREDITS, EngineClient
 from ramet.runtime.protocol import BackendError, ContextLengthError
 from ramet.runtime.protocol.errors import ErrorInfo
-from ramet.runtime.protocol.messages import EngineSampling, Finish, StepOut
+from ramet.runtime.protocol.messages import Answer, EngineSampling, Finish, StepOut
 
 SAMPLING = EngineSampling(max_new_tokens=5)
 PROMPT = np.asarray([1, 2, 3], np.int32)
@@ -154,3 +154,14 @@ async def test_an_unanswered_question_times_out(world):
     world.engine._answer = lambda ask: None
     with pytest.raises(BackendError, match="did not answer 'info'"):
         await client.ask("info", 0.05)
+
+
+@pytest.mark.parametrize(("says", "spins"), [({}, 0.0), ({"spin_seconds": 0.25}, 0.25)])
+async def test_it_stays_awake_no_longer_than_the_engine_would(world, says, spins):
+    data = {"context_length": 512, **says}
+    world.engine._answer = lambda ask: world.engine.send(Answer(id=ask.id, data=data))
+    for wish in (0.0, 1.0):
+        client = EngineClient(world.engine_address, spin=wish)
+        await client.start(5)
+        assert client._line._awake._patience._seconds == min(spins, wish)
+        client.close()
