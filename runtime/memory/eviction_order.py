@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .eviction import EvictionPolicy
 
 if TYPE_CHECKING:
-    from .radix_tree import Node
+    from .radix_node import Node
 
 _AT_ONCE = 32
 """Leaves that are looked at again at a time: a step waits for it."""
