@@ -125,7 +125,10 @@ def follow(request: Request, kept: int, then: Request) -> None:
     """Another request goes on behind the first ``kept`` tokens of this one, which has ended."""
     then.tokens = np.concatenate((request.tokens[:kept], then.tokens))
     then.prompt_len = len(then.tokens)
-    then.near = request.near
+    near = request.near
+    while near is not None and near.depth() > kept:  # found with output that does not stay
+        near = near.parent
+    then.near = near
 
 
 def make_tokens(ids: bytes) -> IntArray:

@@ -12,6 +12,7 @@ from ramet.runtime.engine.submission import request_of
 from ramet.runtime.memory.kv_memory import KVMemory
 from ramet.runtime.protocol import BadInputError
 from ramet.runtime.protocol.messages import Abort, EngineSampling, Submit
+from ramet.runtime.scheduler.scheduler import MustDrain
 
 
 def ids(tokens):
@@ -87,6 +88,34 @@ def test_nor_is_a_stop_string(client, expected):
     end = text.find(text[5:8])
     assert client.tokens[1] == whole[: end + 3]
     assert client.tokens[2] == expected([*prompt, *whole[:end], 3, 5, 6], 4)
+
+
+def test_what_a_stop_string_drops_is_not_looked_for(engine, client, expected):
+    """A request that was sent back has its output in the tree, and is found there; what goes on
+    where it ends begins before the stop string."""
+    prompt = list(range(20))
+    whole = expected(prompt, 12)
+    stop = bytes(97 + token for token in whole[3:9])
+    scheduler, sent_back = engine.scheduler, []
+    plan = scheduler.plan
+
+    def sending_back(*, drained=True):
+        rows = scheduler.rows
+        for row in np.flatnonzero((rows.rid == 1) & (rows.known >= 26)).tolist():
+            if not sent_back and rows.requests[row] is not None:
+                if not drained:
+                    raise MustDrain
+                scheduler._send_back(row)
+                sent_back.append(row)
+        return plan(drained=drained)
+
+    scheduler.plan = sending_back
+    client.send(submit(1, prompt, 12, submit(2, [3, 5, 6, 3, 5, 6], 4), stops=(stop,)))
+    client.pump(lambda: 2 in client.finished)
+    assert sent_back
+    assert client.tokens[1] == whole[:9]
+    assert client.tokens[2] == expected([*prompt, *whole[:3], 3, 5, 6, 3, 5, 6], 4)
+    assert client.finished[2].cached_tokens == 23
 
 
 def test_nothing_between_and_nothing_said(client, expected):
