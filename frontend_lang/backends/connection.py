@@ -199,7 +199,7 @@ class Connection:
         requests, self.requests = self.requests, {}
         for store in programs.values():
             store.fail(error)
-        for tell in requests.values():
+        for tell in list(requests.values()):  # callers on lanes add theirs
             tell(error)
         for future in (self._welcome, *self._controls.values()):
             if not future.done():
@@ -262,7 +262,7 @@ class Connection:
         if self._welcome.done():
             for pid in self.programs:
                 self.send(CancelProgram(pid=pid))
-            for rid in self.requests:
+            for rid in list(self.requests):  # callers on lanes add theirs meanwhile
                 self.send(AbortGenerate(rid=rid))
         message = f"the ramet server at {self.address} refused: {error.message}"
         self._fail_all(ErrorInfo("backend", message, error.where, error.param))

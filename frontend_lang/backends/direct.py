@@ -11,6 +11,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import ClassVar
 
 from ramet.runtime.protocol import BackendError, ErrorInfo
@@ -71,6 +72,9 @@ class Direct:
                         until = 0.0
         except (ConnectionError, BackendError):
             pass
+        except BaseException:
+            made.close()
+            raise
         made.close()
         return None
 
@@ -157,7 +161,7 @@ class DirectLines:
     def __init__(self, address: str, api_key: str | None, priority: int | str | None) -> None:
         self._open = lambda: Direct.open(address, api_key, priority)
         self._free: list[Direct] = []
-        self._none = self._some = False
+        self._none = self._some = self._closed = False
         self._pid = os.getpid()
         self.running: dict[str, Direct] = {}
         """Where each request runs, by its id."""
@@ -180,7 +184,12 @@ class DirectLines:
             self._free.append(line)
         else:
             line.close()
+        if self._closed:  # looked at last: whoever closes may have come in between
+            self.close()
 
     def close(self) -> None:
-        while self._free:
-            self._free.pop().close()
+        """Also of those that still run, as soon as they are given back."""
+        self._closed = True
+        with suppress(IndexError):  # others may take and give meanwhile
+            while True:
+                self._free.pop().close()

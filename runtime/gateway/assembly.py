@@ -6,7 +6,6 @@ import asyncio
 import ipaddress
 import logging
 import random
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from ..config import ZMQ_PORT, EngineConfig
 from ..model.store import resolve
 from ..protocol.awake import spin_seconds
 from ..protocol.errors import BackendError, BadInputError
-from ..protocol.lane import lane_path, listen
+from ..protocol.lane import Listener, lane_path, listen
 from ..server_secret import server_secret
 from ..version import version
 from .curve import server_keys
@@ -144,7 +143,7 @@ def bind(
     return made, addresses
 
 
-def _lanes(addresses: list[str]) -> socket.socket | None:
+def _lanes(addresses: list[str]) -> Listener | None:
     """Where clients of this machine may speak without ZMQ's threads in between."""
     path = next((path for address in addresses if (path := lane_path(address))), None)
     try:

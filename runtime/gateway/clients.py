@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import socket
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -13,7 +12,7 @@ import zmq
 
 from ..protocol.codec import Codec
 from ..protocol.errors import BackendError, ErrorInfo, RametError
-from ..protocol.lane import Lane, accept
+from ..protocol.lane import Lane, Listener, accept
 from ..protocol.lane_wire import LaneWire
 from ..protocol.messages import ClientMessage, GatewayMessage, ProgramEvents, Refused
 from ..protocol.wire import MOST_FRAMES, Wire
@@ -42,7 +41,7 @@ class Clients:
         on_message: OnMessage,
         message_bytes: int,
         buffered_bytes: int,
-        listener: socket.socket | None = None,
+        listener: Listener | None = None,
         on_count: Callable[[int], None] = lambda _: None,
     ) -> None:
         """``listener``: where clients of this machine open lanes. ``on_count`` is told how many
@@ -74,6 +73,15 @@ class Clients:
 
     def __iter__(self) -> Iterator[Client]:
         return iter(list(self._clients.values()))
+
+    async def flush(self, seconds: float) -> None:
+        """Wait until those that speak over lanes have what was said to them, at most so long."""
+        until = self._loop.time() + seconds
+        while self._loop.time() < until and any(
+            lane.blocked or self._clients[identity].blocked
+            for identity, lane in self._lanes.items()
+        ):
+            await asyncio.sleep(RETRY_S)
 
     def close(self, linger_ms: int) -> None:
         """Close the socket; what it still holds gets ``linger_ms`` to go out."""
@@ -125,10 +133,11 @@ class Clients:
         client.drop("the client is gone")
 
     def _probe(self) -> None:
-        """Send each client an empty list of events: sending is how a ROUTER learns who is gone."""
+        """Send each client an empty list of events: sending is how a ROUTER learns who is gone. Of
+        lanes the kernel tells, and who keeps one for later reads nothing meanwhile."""
         self._probe_timer = self._loop.call_later(PROBE_S, self._probe)
         for client in list(self._clients.values()):
-            if not client.blocked:
+            if not client.blocked and client.identity not in self._lanes:
                 pid = next(iter(client.programs), -1)
                 self.send(client, ProgramEvents(pid=pid, events=_NO_EVENTS))
 
@@ -144,8 +153,7 @@ class Clients:
             )
             self.send(client, Refused(error=ErrorInfo.of(error)))
             return
-        for data in frames[1:]:
-            self._take(client, data)
+        self._take_all(client, frames[1:])
 
     def _accept(self) -> None:
         while (
@@ -160,14 +168,19 @@ class Clients:
 
         def on_messages(messages: list[bytes]) -> None:
             self._on_count(len(messages))
-            for data in messages:
-                self._take(client, data)
+            self._take_all(client, messages)
             self._on_count(0)
 
         wire = LaneWire(lane, on_messages, lambda: self._lose(client))
         client = Client(identity, wire.send)
         self._lanes[identity] = wire
         self._clients[identity] = client
+
+    def _take_all(self, client: Client, messages: list[bytes]) -> None:
+        for data in messages:
+            if self._clients.get(client.identity) is not client:
+                return  # an answer could not be sent: nobody would stop what runs for it from now
+            self._take(client, data)
 
     def _take(self, client: Client, data: bytes) -> None:
         try:

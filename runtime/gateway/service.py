@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import socket
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
@@ -18,6 +17,7 @@ from ..program.instructions import Instruction, Program
 from ..program.interpreter import Interpreter
 from ..program.limits import Limits
 from ..protocol.errors import AbortedError, BackendError, ErrorInfo, ProgramError, RametError
+from ..protocol.lane import Listener
 from ..protocol.messages import (
     PROTOCOL_VERSION,
     AbortGenerate,
@@ -46,6 +46,8 @@ from .running import RunningProgram
 
 log = logging.getLogger(__name__)
 
+LINGER_MS = 200
+"""What was said before the end gets so long to go out."""
 _encoder = msgspec.msgpack.Encoder()
 _programs = msgspec.msgpack.Decoder(Program)
 _instructions = msgspec.msgpack.Decoder(list[Instruction])
@@ -80,7 +82,7 @@ class Service:
         api_key: str | Iterable[str] | None = None,
         admin_key: str | None = None,
         limits: ServiceLimits | None = None,
-        lanes: socket.socket | None = None,
+        lanes: Listener | None = None,
         spin: float = 0.0,
     ) -> None:
         """Whoever holds ``admin_key`` needs no other; where it is given, only they may flush.
@@ -134,7 +136,8 @@ class Service:
         if waits:
             await asyncio.wait(waits, timeout=2.0)
         await asyncio.sleep(0)  # programs announce their last events one turn later
-        self._clients.close(linger_ms=200)
+        await self._clients.flush(LINGER_MS / 1000)
+        self._clients.close(LINGER_MS)
 
     def _on_message(self, client: Client, message: ClientMessage) -> None:
         if isinstance(message, Hello):

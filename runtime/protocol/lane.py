@@ -10,9 +10,11 @@ On the wire: the length of a message, four bytes little-endian, and the message.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +24,7 @@ _AT_ONCE = 1 << 18
 _BUFFER = 4 << 20
 """What the kernel is asked to hold of each way."""
 _LONGEST_PATH = 107
+_NONE_LEFT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def lane_path(address: str) -> str | None:
@@ -32,9 +35,40 @@ def lane_path(address: str) -> str | None:
     return path if len(os.fsencode(path)) <= _LONGEST_PATH else None
 
 
-def listen(path: str) -> socket.socket:
+class Listener(socket.socket):
+    """For `accept`. Holds a descriptor back, with which to turn peers away when no others are left:
+    left in the queue they would wait for a welcome, and wake whoever polls here for ever."""
+
+    def __init__(self) -> None:
+        super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._held_back = os.open(os.devnull, os.O_RDONLY)
+
+    def turn_away(self) -> bool:
+        """Hang up on the next peer, which then goes on by ZMQ. False where that is impossible."""
+        if self._held_back < 0:
+            return False
+        os.close(self._held_back)
+        self._held_back = -1
+        try:
+            self.accept()[0].close()
+        except OSError:
+            return False
+        finally:
+            with suppress(OSError):
+                self._held_back = os.open(os.devnull, os.O_RDONLY)
+        return True
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._held_back >= 0:
+            os.close(self._held_back)
+            self._held_back = -1
+        super().close()
+
+
+def listen(path: str) -> Listener:
     """A socket of this user's alone, for `accept`. Raises OSError."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = Listener()
     try:
         with suppress(FileNotFoundError):
             Path(path).unlink()  # of one that was killed
@@ -48,13 +82,15 @@ def listen(path: str) -> socket.socket:
     return listener
 
 
-def accept(listener: socket.socket, max_bytes: int) -> Lane | None:
-    """The next peer that has connected, if there is one."""
-    try:
-        connected, _ = listener.accept()
-    except OSError:  # nobody any more, or no descriptors left: they go on by ZMQ
-        return None
-    return Lane(connected, max_bytes)
+def accept(listener: Listener, max_bytes: int) -> Lane | None:
+    """The next peer that has connected, if there is one. Where there are no descriptors for them
+    peers are turned away."""
+    while True:
+        try:
+            return Lane(listener.accept()[0], max_bytes)
+        except OSError as error:
+            if error.errno not in _NONE_LEFT or not listener.turn_away():
+                return None
 
 
 def connect(address: str, max_bytes: int) -> Lane | None:
@@ -62,7 +98,10 @@ def connect(address: str, max_bytes: int) -> Lane | None:
     path = lane_path(address)
     if path is None:
         return None
-    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError:  # no descriptors left
+        return None
     try:
         connected.setblocking(False)
         connected.connect(path)
@@ -70,6 +109,24 @@ def connect(address: str, max_bytes: int) -> Lane | None:
         connected.close()
         return None
     return Lane(connected, max_bytes)
+
+
+_open: weakref.WeakSet[Lane] = weakref.WeakSet()
+_forks = False
+
+
+def _leave_to_parent() -> None:
+    """In a fork: lanes are the parent's. Held here too, they would not end with it, and the peer
+    would never know."""
+    for lane in list(_open):
+        lane.close()
+
+
+def _watch_forks() -> None:
+    global _forks
+    if not _forks:
+        _forks = True
+        os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class Lane:
@@ -84,6 +141,8 @@ class Lane:
         self._max_bytes = max_bytes
         self._unsent = bytearray()
         self._partial = bytearray()
+        _watch_forks()
+        _open.add(self)
 
     def fileno(self) -> int:
         """-1 when it is closed."""

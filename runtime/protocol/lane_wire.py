@@ -26,6 +26,11 @@ class LaneWire:
         self._closed = False
         self._loop.add_reader(self._descriptor, self._read)
 
+    @property
+    def blocked(self) -> bool:
+        """Whether something waits for the peer to read."""
+        return not self._closed and self._lane.blocked
+
     def send(self, message: bytes) -> bool:
         """False: the peer does not take more now. Raises `ConnectionError` when it is gone."""
         if self._closed:

@@ -294,6 +294,37 @@ def test_a_fork_leaves_its_parents_lanes_alone(start):
         assert remote.generate("b")["text"] == "b"
 
 
+def test_a_call_that_outlives_its_backend_leaves_no_lane_open(start):
+    server = start()
+    remote = RemoteBackend(server.address)
+    connection = remote.connection()
+    line = connection.lines.take()
+    assert line is not None
+    remote.shutdown()
+    until(lambda: connection.lost is not None)
+    connection.lines.give(line)
+    until(lambda: not server.lanes)
+    assert line._lane.fileno() < 0
+
+
+def test_requests_come_and_go_while_all_of_them_are_refused(start):
+    """The connection looks through them in its own thread."""
+    server = start()
+    with RemoteBackend(server.address) as remote:
+        connection = remote.connection()
+        sent: list[Any] = []
+
+        def send(message: Any) -> None:
+            sent.append(message)
+            connection.requests[f"new {len(sent)}"] = direct.elsewhere
+
+        connection.requests.update({f"{i}": direct.elsewhere for i in range(3)})
+        connection.send = send  # type: ignore[method-assign]
+        connection._refused(ErrorInfo("backend", "no"))
+        assert len(sent) == 3
+        assert not connection.requests
+
+
 def test_it_looks_again_and_again_only_where_there_are_cores(start, monkeypatch):
     server = start()
     looks = 0

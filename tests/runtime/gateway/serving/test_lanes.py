@@ -197,3 +197,39 @@ async def test_a_message_far_over_the_limit_ends_the_lane_only(world):
     assert isinstance(await other.next(), Generated)
     made.lane.close()
     other.lane.close()
+
+
+async def test_a_lane_kept_for_later_is_told_nothing(world, client, monkeypatch):
+    """Nobody reads it: what it holds would fill up, and be tried again 200 times a second."""
+    monkeypatch.setattr("ramet.runtime.gateway.clients.PROBE_S", 0.01)
+    clients = world.services[0]._clients
+    clients._probe_timer.cancel()
+    clients._probe()
+    await asyncio.sleep(0.1)
+    assert not client.lane.receive()
+    client.send(asked())
+    assert isinstance(await client.next(), Generated)
+
+
+async def test_who_is_found_to_be_gone_begins_nothing_more(world, client):
+    world.engine.idle = True
+    service = world.services[0]
+    client.send(asked(temperature=-1), *(asked(f"{i}") for i in range(5)))
+    client.lane.close()  # before any of it is looked at
+    await world.settle(lambda: len(service._clients) == 0)
+    await asyncio.sleep(0.05)
+    assert not world.client_of_engine.in_flight
+    assert not world.engine.running
+
+
+async def test_what_was_said_before_the_end_goes_out(world, narrow):
+    service = await world.serve()
+    made = LaneClient(world.address)
+    await made.greet()
+    made.send(*(scored(f"{i}") for i in range(24)))
+    await world.settle(lambda: any(lane.blocked for lane in service._clients._lanes.values()))
+    await world.settle(lambda: not any(client.busy for client in service._clients), seconds=20)
+    closing = asyncio.ensure_future(service.close())
+    assert {(await made.next()).rid for _ in range(24)} == {f"{i}" for i in range(24)}
+    await closing
+    made.lane.close()
