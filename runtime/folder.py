@@ -11,6 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
+from .protocol.errors import BackendError
+
 log = logging.getLogger(__name__)
 
 _SOCKET_PATH_BYTES = 100  # a Unix socket's path holds 107
@@ -25,16 +27,35 @@ class SocketFolder:
     """
 
     def __init__(self) -> None:
+        """Raises `BackendError` where there is no room, or no right, for one."""
+        try:
+            self._make()
+        except OSError as error:
+            raise BackendError(f"no folder for the runtime's sockets: {error}") from None
+
+    def _make(self) -> None:
         base = Path(tempfile.gettempdir())
         if len(os.fsencode(base)) + len("/ramet-xxxxxxxx/gateway.ipc") > _SOCKET_PATH_BYTES:
             base = Path("/tmp")
         _sweep(base)
         self.path = Path(tempfile.mkdtemp(prefix="ramet-", dir=base))
-        unseen = self.path / "lock.new"
-        self._lock = os.open(unseen, os.O_CREAT | os.O_RDWR, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        unseen.rename(self.path / "lock")  # sweepers only see it locked
+        try:
+            self._lock = self._locked()
+        except OSError:
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise
         self._life = _janitor(self.path)
+
+    def _locked(self) -> int:
+        unseen = self.path / "lock.new"
+        lock = os.open(unseen, os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            unseen.rename(self.path / "lock")  # sweepers only see it locked
+        except OSError:
+            os.close(lock)
+            raise
+        return lock
 
     @property
     def model_there(self) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +31,15 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 10.0
 ALIVE_SECONDS = 0.2
+IDLE_SECONDS = 0.5
 FEW, SHORT_BYTES = 8, 1 << 20
 """Prompts, and all of their text or ids, that a caller sends by itself."""
 
 
 class RemoteBackend(GeneratingBackend):
     """Talks to one gateway; connects at once, and anew at the next use after the server was gone.
+
+    One that nobody holds any more closes it, when what runs has ended.
 
     Raises `BackendError` where no server answers. ``server_key`` is the server's CURVE public key,
     ``priority`` that of all that is asked for here: a number, lower goes first, or the name of a
@@ -63,6 +67,7 @@ class RemoteBackend(GeneratingBackend):
         self._pid = os.getpid()
         self._inherited: list[Connection | None] = []
         self._tokenizer: Any = None
+        self._unheld = weakref.finalize(self, bool)
         self.connection()
 
     @property
@@ -103,6 +108,9 @@ class RemoteBackend(GeneratingBackend):
             if found is None or found.lost is not None:
                 found, self._welcome = self._connected()
                 self._connection = found
+                self._unheld.detach()
+                self._unheld = weakref.finalize(self, _close_unheld, found, os.getpid())
+                self._unheld.atexit = False
             return found
 
     def _leave_to_parent(self) -> None:
@@ -137,7 +145,7 @@ class RemoteBackend(GeneratingBackend):
         """Raise why connecting makes no sense."""
 
     def open(self, opening: Opening) -> Session:
-        return RemoteSession(self.connection(), opening)
+        return RemoteSession(self, opening)
 
     def answered(self, jobs: Jobs, tell: Tell) -> bool:
         """A few short prompts, where the gateway runs on this machine."""
@@ -201,14 +209,28 @@ class RemoteBackend(GeneratingBackend):
             _loop.soon(connection.close, error)
 
 
+def _close_unheld(connection: Connection, pid: int) -> None:
+    if pid == os.getpid() and connection.lost is None:
+        _loop.soon(_close_idle, connection)
+
+
+def _close_idle(connection: Connection) -> None:
+    """Close what no backend uses any more, after its last program and stream."""
+    if connection.programs or connection.requests:
+        _loop.io_loop().call_later(IDLE_SECONDS, _close_idle, connection)
+    else:
+        connection.close(ErrorInfo("backend", f"nobody uses {connection.address} any more"))
+
+
 class RemoteSession(Session):
     """Programs' messages are encoded by the caller and sent by the IO loop."""
 
-    def __init__(self, connection: Connection, opening: Opening) -> None:
+    def __init__(self, backend: RemoteBackend, opening: Opening) -> None:
         super().__init__()
-        self._connection = connection
+        self._backend = backend  # which closes the connection when nobody holds it
+        self._connection = backend.connection()
         self._opening = opening
-        self._pid = next(connection.numbers)
+        self._pid = next(self._connection.numbers)
         self._opened = False
 
     def send(self, instructions: Sequence[Instruction], closed: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import ramet as rt
 import zmq
-from ramet.backends import direct
+from ramet.backends import _loop, direct
 from ramet.backends.remote import FEW, SHORT_BYTES, RemoteBackend
 from ramet.runtime.protocol import ErrorInfo, FinishReason, MetaInfo
 from ramet.runtime.protocol.codec import client_codec, gateway_codec
@@ -305,6 +306,23 @@ def test_a_call_that_outlives_its_backend_leaves_no_lane_open(start):
     connection.lines.give(line)
     until(lambda: not server.lanes)
     assert line._lane.fileno() < 0
+
+
+def test_a_backend_that_nobody_holds_is_closed_when_its_stream_has_ended(start):
+    server = start()
+    remote = RemoteBackend(server.address)
+    connection = remote.connection()
+    assert remote.generate("a")["text"] == "a"
+    stream = remote.generate("hang", stream=True)
+    until(lambda: len(asked(server.by_socket)) == 1)
+    del remote
+    gc.collect()
+    time.sleep(0.1)
+    assert connection.lost is None, "somebody reads"
+    assert iter(stream) is stream
+    _loop.soon(connection.requests.clear)
+    until(lambda: connection.lost is not None)
+    until(lambda: not server.lanes and not server._firsts)
 
 
 def test_requests_come_and_go_while_all_of_them_are_refused(start):
