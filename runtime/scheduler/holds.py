@@ -37,6 +37,7 @@ class Holds:
         """A request begins to run: it holds ``match``, whose slots come first in ``slots``; with
         those that follow there is one for each of its tokens up to the target."""
         request.node = match.node
+        request.took_over = False  # one that was sent back begins with what is the tree's by now
         if request.cached_tokens < 0:
             request.cached_tokens = match.length
         output = request.output.copy()

@@ -49,6 +49,27 @@ def client(started):
     return started[1]()
 
 
+def send_back(engine, rid, known, *, evict=False):
+    """Have the scheduler send a request back, once so many of its tokens are known, and with
+    ``evict`` its KV go. Returns what holds the row as soon as that was done."""
+    scheduler, done = engine.scheduler, []
+    plan = scheduler.plan
+
+    def sending_back(*, drained=True):
+        rows = scheduler.rows
+        for row in np.flatnonzero((rows.rid == rid) & (rows.known >= known)).tolist():
+            if not done and rows.requests[row] is not None:
+                if not drained:
+                    raise MustDrain
+                scheduler._send_back(row)
+                scheduler.memory.tree.evict(512 * evict)
+                done.append(row)
+        return plan(drained=drained)
+
+    scheduler.plan = sending_back
+    return done
+
+
 def test_three_in_a_line(engine, client, expected):
     prompt = list(range(20))
     line = submit(1, prompt, 5, submit(2, [7, 8], 6, submit(3, [], 4), keep=9))
@@ -96,26 +117,25 @@ def test_what_a_stop_string_drops_is_not_looked_for(engine, client, expected):
     prompt = list(range(20))
     whole = expected(prompt, 12)
     stop = bytes(97 + token for token in whole[3:9])
-    scheduler, sent_back = engine.scheduler, []
-    plan = scheduler.plan
-
-    def sending_back(*, drained=True):
-        rows = scheduler.rows
-        for row in np.flatnonzero((rows.rid == 1) & (rows.known >= 26)).tolist():
-            if not sent_back and rows.requests[row] is not None:
-                if not drained:
-                    raise MustDrain
-                scheduler._send_back(row)
-                sent_back.append(row)
-        return plan(drained=drained)
-
-    scheduler.plan = sending_back
+    sent_back = send_back(engine, 1, known=26)
     client.send(submit(1, prompt, 12, submit(2, [3, 5, 6, 3, 5, 6], 4), stops=(stop,)))
     client.pump(lambda: 2 in client.finished)
     assert sent_back
     assert client.tokens[1] == whole[:9]
     assert client.tokens[2] == expected([*prompt, *whole[:3], 3, 5, 6, 3, 5, 6], 4)
     assert client.finished[2].cached_tokens == 23
+
+
+def test_one_that_was_sent_back_shares_its_prompt_again(engine, client, expected):
+    """Until then it lies behind an output that is nobody else's."""
+    prompt, text = list(range(20)), [3, 5, 6, 7] * 10
+    sent_back = send_back(engine, 2, known=66, evict=True)
+    client.send(submit(1, prompt, 4, submit(2, text, 100)))
+    client.pump(lambda: sent_back and len(client.tokens.get(2, [])) > 12)
+    shared = int(engine.scheduler.rows.shared[sent_back[0]])
+    assert shared >= 64
+    client.pump(lambda: 2 in client.finished)
+    assert client.tokens[2] == expected([*prompt, *expected(prompt, 4), *text], 100)
 
 
 def test_nothing_between_and_nothing_said(client, expected):
