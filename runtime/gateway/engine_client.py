@@ -76,6 +76,7 @@ class EngineClient:
         self._used_credits = 0
         self._heard = time.monotonic()
         self._gone: str | None = None
+        self._must_answer = False
         self._loop = asyncio.get_running_loop()
         self._looked_at = 0
         self._line = EngineLine(
@@ -265,7 +266,8 @@ class EngineClient:
         if answer.cancelled():
             return
         if (error := answer.exception()) is not None:
-            log.error("the engine refused the connection: %s", error)
+            if self._gone is None:
+                log.error("the engine refused the connection: %s", error)
             return
         self.info = answer.result() or {"engine": self.address}
         self._line.may_spin(float(self.info.get("spin_seconds", 0.0)))
@@ -284,7 +286,12 @@ class EngineClient:
         self._greet()
 
     def _on_gone(self) -> None:
-        self._lost("the engine is gone: its connection closed")
+        """What a dead engine said before may be read after this: only an answer to what is asked
+        from now on tells that there is one."""
+        if self.info and self._gone is None:
+            self._lost("the engine is gone: its connection closed")
+            self._must_answer = True
+            self._greet()  # where its lane alone has ended
 
     def _watch_silence(self) -> None:
         self._watch = self._loop.call_later(1.0, self._watch_silence)
@@ -321,6 +328,7 @@ class EngineClient:
         if self._gone is None:
             return
         self._gone = None
+        self._must_answer = False
         self._take_lane()
         self.observer.restarted()
         if self._lost_rids:
@@ -359,7 +367,7 @@ class EngineClient:
                 request.break_off()
             elif request is not None:
                 self._submit_whole(request)
-        elif isinstance(message, Beat) and self.info:
+        elif isinstance(message, Beat) and self.info and not self._must_answer:
             self._back()
 
     def _on_answer(self, message: Answer) -> None:

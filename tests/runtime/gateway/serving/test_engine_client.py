@@ -9,10 +9,22 @@ import sys
 
 import numpy as np
 import pytest
+import zmq
 from ramet.runtime.gateway.engine_client import CREDITS, EngineClient
 from ramet.runtime.protocol import BackendError, ContextLengthError
+from ramet.runtime.protocol.codec import engine_codec, reply_codec
 from ramet.runtime.protocol.errors import ErrorInfo
-from ramet.runtime.protocol.messages import Answer, EngineSampling, Finish, StepOut
+from ramet.runtime.protocol.lane import Lane, accept, lane_path, listen
+from ramet.runtime.protocol.messages import (
+    Answer,
+    Ask,
+    Beat,
+    EngineSampling,
+    Finish,
+    StepOut,
+    Submit,
+)
+from ramet.runtime.protocol.wire import Wire
 
 SAMPLING = EngineSampling(max_new_tokens=5)
 PROMPT = np.asarray([1, 2, 3], np.int32)
@@ -127,6 +139,69 @@ async def test_another_engine_at_the_address_is_taken_up(world):
     world.engine.next_token = lambda tokens: 97
     request = await finished(client.submit(PROMPT, SAMPLING))
     assert request.tokens == [97] * 5
+
+
+class LaneEngine:
+    """Says hello where it is told to, and takes one lane."""
+
+    def __init__(self, address: str) -> None:
+        self.listener = listen(lane_path(address) or "")
+        self.lane: Lane | None = None
+        self.asked: list[Ask] = []
+        socket = zmq.Context.instance().socket(zmq.ROUTER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.bind(address)
+        self.wire = Wire(socket, self._take)
+
+    def _take(self, frames: list[bytes]) -> None:
+        self.peer = frames[0]
+        got = map(engine_codec.decode, frames[1:])
+        self.asked += [message for message in got if isinstance(message, Ask)]
+
+    def say(self, message: Answer | Beat) -> None:
+        self.wire.send([self.peer, reply_codec.encode(message)])
+
+    def takes_lane(self) -> bool:
+        self.lane = accept(self.listener, 1 << 20)
+        return self.lane is not None
+
+    def submits(self) -> list[Submit]:
+        assert self.lane is not None
+        got = map(engine_codec.decode, self.lane.receive())
+        return [message for message in got if isinstance(message, Submit)]
+
+
+async def test_what_a_dead_engine_said_last_does_not_bring_it_back(world, tmp_path):
+    """Requests go to another one once: they must not be spent on a dead one."""
+    address = f"ipc://{tmp_path}/engine"
+    engine = LaneEngine(address)
+    client = EngineClient(address, resubmit=True)
+    try:
+        await world.settle(lambda: len(engine.asked) == 1)
+        engine.say(Answer(id=engine.asked[0].id, data={"a": 1}))
+        await world.settle(engine.takes_lane)
+        request = client.submit(PROMPT, SAMPLING)
+        await world.settle(lambda: bool(engine.submits()))
+        assert engine.lane is not None
+        engine.lane.close()
+        await world.settle(lambda: client.gone is not None)
+        engine.say(Beat(step=0, running=1, waiting=0))
+        await asyncio.sleep(0.1)
+        assert client.gone is not None
+        assert client.in_flight == 1
+        await world.settle(lambda: len(engine.asked) == 2)
+        engine.say(Answer(id=engine.asked[1].id, data={"a": 1}))
+        await world.settle(engine.takes_lane)
+        again: list[Submit] = []
+        await world.settle(lambda: bool(again.extend(engine.submits()) or again))
+        assert again[0].rid == request.rid
+        assert client.gone is None
+    finally:
+        client.close()
+        engine.wire.close()
+        engine.listener.close()
+        if engine.lane is not None:
+            engine.lane.close()
 
 
 async def test_close_fails_who_waits(world):
