@@ -116,15 +116,20 @@ POLICIES: dict[str, type[SchedulePolicy]] = {
 }
 
 
+def overdue(waiting: Sequence[Request], now: float, bound: float) -> bool:
+    """Whether somebody in the queue has waited longer than ``bound`` seconds."""
+    # A retracted request may be younger than the queue it stands before.
+    oldest = next((request for request in waiting if not request.retractions), None)
+    heads = [*waiting[:1], *([oldest] if oldest else [])]
+    return any(now - request.arrival > bound for request in heads)
+
+
 def aged_first(
     ordered: Sequence[Request], waiting: Sequence[Request], now: float, bound: float
 ) -> Sequence[Request]:
     """Requests that have waited longer than ``bound`` seconds go before all others, in the order of
     the queue: retracted ones, then by arrival."""
-    # A retracted request may be younger than the queue it stands before.
-    oldest = next((request for request in waiting if not request.retractions), None)
-    heads = [*waiting[:1], *([oldest] if oldest else [])]
-    if all(now - request.arrival <= bound for request in heads):
+    if not overdue(waiting, now, bound):
         return ordered
     aged = [request for request in waiting if now - request.arrival > bound]
     chosen = set(map(id, aged))

@@ -18,7 +18,7 @@ from .building import Planned, StepBuilder
 from .holds import Holds
 from .limits import Limits
 from .loading import Loading
-from .policies import POLICIES, aged_first, by_priority, claim_of
+from .policies import POLICIES, aged_first, by_priority, claim_of, overdue
 from .preemption import Preemption
 from .request import Request
 from .rows import DECODE, PREFILL, Rows
@@ -126,7 +126,7 @@ class Scheduler:
             return False
         now = time.monotonic()
         if waiting and (
-            waiting.most_urgent < request.level or now - waiting[0].arrival > limits.ageing
+            waiting.most_urgent < request.level or overdue(waiting, now, limits.ageing)
         ):
             return False
         need = max(end - int(self.rows.computed[request.row]), 0)
