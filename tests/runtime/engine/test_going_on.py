@@ -213,18 +213,23 @@ def test_lines_among_others_in_a_small_pool(engine, client, expected, seed):
         for number, (text, new) in zip(numbers, parts):
             whole = [*before, *text]
             output = expected(whole, new)
-            stop = draw.choice(output) if draw.random() < 0.5 else None
-            if stop is not None:
+            kept, ending, how = output, draw.random(), {}
+            if ending < 0.3:
+                stop = draw.choice(output)
                 output = output[: output.index(stop) + 1]
+                kept, how = output[:-1], {"stop_ids": (stop,)}
+            elif ending < 0.7:
+                said = bytes(97 + token for token in output)
+                at = draw.randrange(len(said))
+                stop = said[at : at + draw.randrange(1, 9)]
+                kept = output[: said.find(stop)]
+                output, how = output[: len(kept) + len(stop)], {"stops": (stop,)}
             wanted[number] = output
-            before = [*whole, *(output[:-1] if stop is not None else output)]
-            parts[number - numbers[0]] = (text, new, stop)
-        for number, (text, new, stop) in reversed(list(zip(numbers, parts))):
+            before = [*whole, *kept]
+            parts[number - numbers[0]] = (text, new, how)
+        for number, (text, new, how) in reversed(list(zip(numbers, parts))):
             first = number == numbers[0]
-            stops = () if stop is None else (stop,)
-            message = submit(
-                number, [*prompt, *text] if first else text, new, message, stop_ids=stops
-            )
+            message = submit(number, [*prompt, *text] if first else text, new, message, **how)
         client.send(message)
     client.pump(lambda: len(client.finished) == len(wanted), 30)
     assert client.tokens == wanted
