@@ -156,23 +156,25 @@ class RemoteBackend(GeneratingBackend):
         line = connection.lines.take()
         if line is None:
             return False
-        running, mine = connection.lines.running, list[str]()
+        running, requests = connection.lines.running, connection.requests
         try:
             for message in jobs.messages:
                 rid = message.rid
-                if connection.requests.setdefault(rid, elsewhere) is not elsewhere or (
-                    running.setdefault(rid, line) is not line
+                if running.setdefault(rid, line) is not line or (
+                    requests.setdefault(rid, elsewhere) is not elsewhere
                 ):
                     raise BadInputError(f"rid {rid!r} is in use", param="rid")
-                mine.append(rid)
             line.run(jobs.messages, tell, lambda: connection.lost)
         except BaseException:
             line.close()
             raise
         finally:
-            for rid in mine:
-                running.pop(rid, None)
-                connection.requests.pop(rid, None)
+            # Ctrl-C may come anywhere: what is in `running` is ours, and leaves it last.
+            for rid in [message.rid for message in jobs.messages]:
+                if running.get(rid) is line:
+                    if requests.get(rid) is elsewhere:
+                        requests.pop(rid, None)
+                    running.pop(rid, None)
         connection.lines.give(line)
         return True
 

@@ -241,6 +241,26 @@ def test_an_interrupted_call_hangs_up(start):
         assert remote.generate("b")["text"] == "b"
 
 
+def test_an_interrupt_before_it_is_sent_leaves_its_id_free(start):
+    server = start()
+
+    class Interrupted(dict[str, Any]):
+        def setdefault(self, rid: str, tell: Any = None, /) -> Any:
+            super().setdefault(rid, tell)
+            raise KeyboardInterrupt
+
+    with RemoteBackend(server.address) as remote:
+        connection = remote.connection()
+        connection.requests = Interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            remote.generate("a", rid="mine")
+        assert not connection.requests
+        connection.requests = {}
+        assert remote.generate("a", rid="mine")["text"] == "a"
+        assert not connection.requests
+        assert not connection.lines.running
+
+
 @pytest.mark.parametrize("how", ["server", "backend"])
 def test_whoever_waits_hears_that_it_is_over(start, how):
     server = start()
