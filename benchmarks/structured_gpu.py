@@ -42,8 +42,8 @@ RECORD = {
 }
 ENDLESS = {"minItems": 4_000, "maxItems": 8_000}
 CONSTRAINTS: dict[str, list[dict[str, Any]]] = {
-    # An automaton of few states, whose rows are kept.
-    "regex": [{"regex": r"[a-zA-Z ,.';:\-]+¬"}],
+    # An automaton of few states, whose rows are kept. It may end anywhere and never must.
+    "regex": [{"regex": r"([a-zA-Z ,.';:\-]+¬)+"}],
     # A state a character: too many for rows that are kept.
     "counted regex": [{"regex": r"[a-z ,.]{20000,}"}],
     "JSON schema": [
