@@ -12,7 +12,7 @@ import numpy as np
 from radix_trace import Trace
 from ramet.runtime.engine.trace_file import Began, Seen, read_trace
 from ramet.runtime.memory.kv_memory import KVMemory
-from ramet.runtime.memory.radix_tree import Node
+from ramet.runtime.memory.radix_node import Node
 
 PAGE = 16
 WINDOW = 2048

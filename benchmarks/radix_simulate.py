@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from radix_trace import Ints, Trace
 from ramet.runtime.memory.kv_memory import KVMemory
-from ramet.runtime.memory.radix_tree import Node
+from ramet.runtime.memory.radix_node import Node
 from ramet.runtime.protocol.messages import EngineSampling
 from ramet.runtime.scheduler.policies import POLICIES, aged_first
 from ramet.runtime.scheduler.request import Request

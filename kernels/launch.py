@@ -24,7 +24,7 @@ def after_previous(PDL: tl.constexpr):
     Every kernel calls it once. A kernel may be early, and then the next but one may begin while the
     one before it still runs. So before the call only what was there when the step's embedding began
     may be read (weights, tables, lengths, the KV of earlier steps), and nothing be written. The
-    embedding itself is not early, nor is a kernel whose next one relies on its wait.
+    embedding itself is not early.
     """
     if PDL == 2:
         cuda.gdc_launch_dependents()

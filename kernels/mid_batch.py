@@ -30,7 +30,7 @@ from .operands import Norm
 MOST_ROWS = 256
 LARGEST_WIDTH = 16384
 CROWDED = 16
-"""Rows from which on the kernel after a sum of slices is let start early. Below that its programs,
+"""Rows above which the kernel after a sum of slices is let start early. With fewer its programs,
 which take all of a multiprocessor, are in the way of the product's last: 8 rows of the 8B shape
 take 2 % longer."""
 

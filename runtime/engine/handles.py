@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..memory.radix_tree import Node, RadixTree
+from ..memory.radix_node import Node
+from ..memory.radix_tree import RadixTree
 from ..scheduler.batch import IntArray
 
 

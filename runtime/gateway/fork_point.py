@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from ..memory.radix_tree import common_prefix
+from ..memory.radix_node import common_prefix
 from .request import Handle, IntArray
 
 Mark = tuple[int, int]

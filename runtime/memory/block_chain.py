@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .page_pool import SlotArray
-from .radix_tree import Node, TokenArray
+from .radix_node import Node, TokenArray
 
 BLOCK = 16
 KEY_BYTES = 32

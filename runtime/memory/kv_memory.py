@@ -19,7 +19,8 @@ from ..protocol.messages import Divergence
 from .block_chain import BLOCK
 from .eviction import POLICIES
 from .page_pool import PagePool, SlotArray
-from .radix_tree import Match, Node, RadixTree, TokenArray, common_prefix
+from .radix_node import Match, Node, TokenArray, common_prefix
+from .radix_tree import RadixTree
 from .spilling import Spilling
 from .tiers import Copy, Tiers
 from .tree_view import divergence

@@ -23,8 +23,6 @@ from .radix_node import Match, Node, TokenArray, common_prefix
 _NO_SLOTS: SlotArray = np.empty(0, np.int32)
 _MANY_ROOTS = 1024
 
-__all__ = ["Match", "Node", "RadixTree", "TokenArray", "common_prefix"]
-
 
 class RadixTree:
     """Owns the slots of its edges in the pool. A caller holds what it reads by `lock` and gives it

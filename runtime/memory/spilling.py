@@ -6,7 +6,8 @@ import time
 
 import numpy as np
 
-from .radix_tree import Node, RadixTree
+from .radix_node import Node
+from .radix_tree import RadixTree
 from .tiers import BlockSlots, Tiers
 
 AT_ONCE = 256

@@ -22,7 +22,7 @@ from .block_chain import BLOCK, BlockNames
 from .disk_tier import DiskTier, Written
 from .host_tier import HostTier
 from .page_pool import SlotArray
-from .radix_tree import TokenArray
+from .radix_node import TokenArray
 from .tier_costs import TierCosts
 
 CLEAR_SECONDS = 8.0

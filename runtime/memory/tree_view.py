@@ -11,7 +11,8 @@ from itertools import islice
 import numpy as np
 
 from ..protocol.messages import Divergence, TreeNode
-from .radix_tree import Node, RadixTree, TokenArray, common_prefix
+from .radix_node import Node, TokenArray, common_prefix
+from .radix_tree import RadixTree
 
 AHEAD_TOKENS = 32
 """Of a neighbour, no more than this is shown."""

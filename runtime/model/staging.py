@@ -38,17 +38,15 @@ class Staging:
         self._events: list[torch.cuda.Event | None] = [None] * _DEPTH
         self._next = 0
 
-    def upload(
-        self, fields: Sequence[IntArray | Sequence[IntArray]], into: torch.Tensor | None = None
-    ) -> list[torch.Tensor]:
-        """Copy the fields, each at the next aligned place, to the start of ``into`` (int32 [N]) or
-        to fresh memory. A field may come in pieces."""
-        starts, sizes, target = self._copy(fields, into)
+    def upload(self, fields: Sequence[IntArray | Sequence[IntArray]]) -> list[torch.Tensor]:
+        """Copy the fields to the device, each at the next aligned place. A field may come in
+        pieces."""
+        starts, sizes, target = self._copy(fields, None)
         return [target[begin : begin + size] for begin, size in zip(starts, sizes)]
 
     def fill(self, fields: Sequence[IntArray | Sequence[IntArray]], into: torch.Tensor) -> None:
-        """`upload` to a captured step's fixed inputs, of which it has views already: to make one
-        of a tensor costs more than to write its field."""
+        """`upload` to the start of a captured step's fixed inputs (int32 [N]), of which it has
+        views already: to make one of a tensor costs more than to write its field."""
         self._copy(fields, into)
 
     def _copy(

@@ -42,7 +42,7 @@ class TreeDecode(CapturedDecode):
 
     def share(self, plan: TreePlan, work: WorkList) -> None:
         """From the next `run` on, read by this list of the plan."""
-        self.parts.staging.upload(work.padded(self.shape), self._list)
+        self.parts.staging.fill(work.padded(self.shape), self._list)
         self._version = plan.version
 
 

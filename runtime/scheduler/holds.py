@@ -8,7 +8,7 @@ import numpy as np
 
 from ..memory.kv_memory import KVMemory
 from ..memory.page_pool import SlotArray
-from ..memory.radix_tree import Match, Node
+from ..memory.radix_node import Match, Node
 from .batch import IntArray, NewRow
 from .kept_paths import keep_long_paths
 from .request import Request

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..memory.radix_tree import Node
+from ..memory.radix_node import Node
 from ..protocol.errors import BadInputError
 from ..protocol.messages import Divergence, EngineSampling
 from .batch import IntArray

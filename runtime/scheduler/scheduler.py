@@ -10,7 +10,7 @@ import numpy as np
 
 from ..memory.kv_memory import KVMemory
 from ..memory.page_pool import SlotArray
-from ..memory.radix_tree import Node
+from ..memory.radix_node import Node
 from ..protocol.errors import RametError
 from .admission import Admission
 from .batch import IntArray

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from ramet.runtime.memory.kv_memory import KVMemory
-from ramet.runtime.memory.radix_tree import common_prefix
+from ramet.runtime.memory.radix_node import common_prefix
 
 TOTAL = 96
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=40)

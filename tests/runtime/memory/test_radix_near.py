@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ramet.runtime.memory.eviction import ProgramAware
 from ramet.runtime.memory.page_pool import PagePool
-from ramet.runtime.memory.radix_tree import Node, RadixTree
+from ramet.runtime.memory.radix_node import Node
+from ramet.runtime.memory.radix_tree import RadixTree
 
 WORDS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 ACTS = st.lists(

@@ -68,6 +68,24 @@ def choices(row) -> list[int]:
     return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
 
 
+def a_step(together, ours, theirs, vocabulary, rng):
+    """Masks and tokens of guides together, and of their twins alone: the same. Who is not done."""
+    masks = np.full((len(ours), vocabulary.words), 7, np.int32)
+    assert together.fill(jobs_for(ours), masks) == []
+    want = np.full_like(masks, 9)
+    for guide, row in zip(theirs, want):
+        guide.fill(row)
+    np.testing.assert_array_equal(masks, want)
+    tokens = [rng.choice(choices(row)) for row in masks]
+    together.accept(list(zip(ours, tokens)))
+    for mine, other, token in zip(ours, theirs, tokens):
+        mine.accept(token, vocabulary.tokens[token])
+        other.accept(token, vocabulary.tokens[token])
+        assert (mine.done, mine.ended) == (other.done, other.ended)
+    alive = [i for i, guide in enumerate(ours) if not guide.done]
+    return [ours[i] for i in alive], [theirs[i] for i in alive]
+
+
 @pytest.mark.parametrize("which", ["small", "endless", "real"])
 def test_masks_and_steps_are_those_of_each_alone(which, request):
     vocabulary = request.getfixturevalue(which)
@@ -75,23 +93,9 @@ def test_masks_and_steps_are_those_of_each_alone(which, request):
     ours, theirs = guides_of(vocabulary, count), guides_of(vocabulary, count)
     together = Watched(3)
     for _ in range(12):
-        masks = np.full((count, vocabulary.words), 7, np.int32)
-        assert together.fill(jobs_for(ours), masks) == []
-        want = np.full_like(masks, 9)
-        for guide, row in zip(theirs, want):
-            guide.fill(row)
-        np.testing.assert_array_equal(masks, want)
-        tokens = [rng.choice(choices(row)) for row in masks]
-        together.accept(list(zip(ours, tokens)))
-        for mine, other, token in zip(ours, theirs, tokens):
-            mine.accept(token, vocabulary.tokens[token])
-            other.accept(token, vocabulary.tokens[token])
-            assert (mine.done, mine.ended) == (other.done, other.ended)
-        alive = [i for i, guide in enumerate(ours) if not guide.done]
-        if len(alive) < MANY_STEPS:
+        ours, theirs = a_step(together, ours, theirs, vocabulary, rng)
+        if len(ours) < MANY_STEPS:
             break
-        ours, theirs = [ours[i] for i in alive], [theirs[i] for i in alive]
-        count = len(alive)
     assert together.accepted > MANY_STEPS
     assert together.filled > 0 or which == "endless"
 
@@ -169,19 +173,7 @@ def test_what_the_library_refuses_to_do_at_once_each_does_alone(small):
     guides, twins = (guides_of(small, 2 * MANY_STEPS) for _ in range(2))
     rng = random.Random(2)
     for _ in range(4):
-        masks = np.full((len(guides), small.words), 7, np.int32)
-        assert together.fill(jobs_for(guides), masks) == []
-        want = np.full_like(masks, 9)
-        for twin, row in zip(twins, want):
-            twin.fill(row)
-        np.testing.assert_array_equal(masks, want)
-        tokens = [rng.choice(choices(row)) for row in masks]
-        together.accept(list(zip(guides, tokens)))
-        for mine, twin, token in zip(guides, twins, tokens):
-            mine.accept(token, small.tokens[token])
-            twin.accept(token, small.tokens[token])
-        alive = [i for i, guide in enumerate(guides) if not guide.done]
-        guides, twins = [guides[i] for i in alive], [twins[i] for i in alive]
+        guides, twins = a_step(together, guides, twins, small, rng)
 
 
 @pytest.mark.parametrize(("threads", "seconds"), [(1, 1.0), (3, 0.0)])
