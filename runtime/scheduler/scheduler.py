@@ -24,6 +24,7 @@ from .request import Request
 from .rows import DECODE, PREFILL, Rows
 from .segments import SegmentFinder, SharingCost
 from .siblings import Siblings
+from .turns import Turns
 from .waiting import Waiting, cached, check_fits, check_queue, classify, memory_full
 
 SCRATCH = 0
@@ -75,7 +76,7 @@ class Scheduler:
         self._preemption = Preemption(self.rows, self.waiting, self._siblings, limits.classes)
         self._segments = SegmentFinder(self.rows, sharing) if sharing and memory.caching else None
         self._serial = 0
-        self._prompts_next = False
+        self._turns = Turns(self.rows)
 
     # --- requests come and go -------------------------------------------------------------------
 
@@ -191,12 +192,10 @@ class Scheduler:
         builder = StepBuilder(self.rows)
         if not self._prompts_alone():
             builder.add_decodes(*self._grow_decodes(drained))
-            self._prompts_next = True
             if not builder.count or not self.limits.prompt_sizes:
                 self._add_prompts(builder, self.limits.step_tokens)
         else:
             self._add_prompts(builder, self.limits.prompt_sizes[-1])
-            self._prompts_next = False
             if not builder.count:
                 builder.add_decodes(*self._grow_decodes(drained))
         planned = builder.build(self._holds.new_rows, self._holds.moves)
@@ -221,10 +220,7 @@ class Scheduler:
     def _prompts_alone(self) -> bool:
         """Whether this step holds prompts without decodes: where such steps are captured, they take
         turns with those that decode, and only when nothing decodes may a step be larger."""
-        if not self.limits.prompt_sizes or not self._prompts_next or not self.rows.running:
-            return False
-        rows = self.rows
-        return bool(((rows.state == DECODE) & (rows.sampled < rows.max_new)).any())
+        return bool(self.limits.prompt_sizes) and self._turns.prompts_next(len(self.waiting))
 
     def _add_prompts(self, builder: StepBuilder, budget: int) -> None:
         """Chunks of prompts, as far as the budget goes."""
