@@ -106,9 +106,10 @@ class _Captured:
 
 
 class CapturedDecode(_Captured):
-    """One new token for each of up to ``size`` rows."""
+    """One new token for each of up to ``size`` rows, whose texts are at most ``reach`` tokens
+    long."""
 
-    def __init__(self, parts: Parts, size: int) -> None:
+    def __init__(self, parts: Parts, size: int, reach: int) -> None:
         super().__init__(parts)
         self.size = size
         device = parts.kv.device
@@ -126,7 +127,7 @@ class CapturedDecode(_Captured):
             q_start=q_start,
             kv_lens=self._kv_lens,
             max_q=1,
-            max_kv=parts.tables.slots.shape[1],
+            max_kv=reach,
             num_decodes=size,
         )
 

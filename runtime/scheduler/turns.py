@@ -11,7 +11,7 @@ WORTH = 0.5
 smallest costs, so few prompts wait for more."""
 MOST_WAITED = 4
 """Steps that prompts wait for at most."""
-MOST_AT_ONCE = 4
+MOST_AT_ONCE = 8
 """Steps of prompts, one after another, that rows wait for at most."""
 
 
