@@ -54,8 +54,12 @@ class Guided:
         """`follow` for many rows [S] that sampled tokens [S]; those for which there was anything to
         do, with what came of it."""
         requests = self._scheduler.rows.requests
-        pairs = ((requests[row], token) for row, token in zip(at.tolist(), tokens.tolist()))
-        for request, token in self.guides.go_on((r, token) for r, token in pairs if r is not None):
+        pairs = [
+            (request, token)
+            for row, token in zip(at.tolist(), tokens.tolist())
+            if (request := requests[row]) is not None
+        ]
+        for request, token in self.guides.go_on(pairs):
             yield request, self.follow(request, token)
 
     def follow(self, request: Request, token: int) -> Outcome:

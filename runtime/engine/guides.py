@@ -62,7 +62,10 @@ class Guide:
         jumps: bool = True,
     ) -> None:
         self._matcher = matcher
-        self._known = matcher if isinstance(matcher, LLGuidanceMatcher) else None
+        self._held: Matcher | None = None
+        """The matcher, where it has a say by now."""
+        self.beside: LLGuidanceMatcher | None = None
+        """The same, where others of its kind can work at once."""
         self._jumps = jumps
         self._opening = opening
         self._taken: int | None = None
@@ -72,6 +75,7 @@ class Guide:
         """Whether the last token was one that ends an answer, and no text."""
         self._after = after
         self._tail = b""
+        self._let_say()
 
     def fill(self, row: IntArray) -> None:
         """Write the tokens allowed next. Raises `GrammarError` when there are none."""
@@ -110,15 +114,8 @@ class Guide:
     def passes(self, token: int) -> bool:
         """Go on by a token where it is known at once that `accept` takes it, that the output is not
         done then, and that nothing is forced or nobody jumps. If not, nothing has changed."""
-        beside = self.beside
-        return beside is not None and beside.passes(token, self._jumps)
-
-    @property
-    def beside(self) -> LLGuidanceMatcher | None:
-        """The matcher, where it has a say by now and others of its kind can work at once."""
-        if self._opening is not None or self._after:
-            return None
-        return self._known
+        held = self._held
+        return held is not None and held.passes(token, self._jumps)
 
     def took(self, token: int) -> None:
         """The matcher has gone on by ``token``, which `accept` is called with next."""
@@ -131,6 +128,7 @@ class Guide:
             raise GrammarError(f"token {token} does not go on with what must come first")
         if not opening.rest:
             self._opening = None
+            self._let_say()
         return data[begun:]
 
     def _seek(self, data: bytes) -> None:
@@ -138,11 +136,13 @@ class Guide:
         self._tail = (self._tail + data)[-len(self._after) - len(data) :]
         if self._after in self._tail:
             self._after = b""
+            self._let_say()
 
-    @property
-    def _held(self) -> Matcher | None:
-        """The matcher, where it has a say by now."""
-        return None if self._opening is not None or self._after else self._matcher
+    def _let_say(self) -> None:
+        """The matcher has its say where nothing is left to come before."""
+        if self._opening is None and not self._after:
+            self._held = matcher = self._matcher
+            self.beside = matcher if isinstance(matcher, LLGuidanceMatcher) else None
 
     @property
     def done(self) -> bool:
@@ -274,7 +274,7 @@ class Guides:
         """Have requests go on by a token each where that is all there is to do; the others, which
         `Guide.accept` follows for, once what can be done at once for them is done."""
         guides = self._guides
-        left = [(r, token) for r, token in requests if not guides[r.serial].passes(token)]
+        left = [pair for pair in requests if not guides[pair[0].serial].passes(pair[1])]
         if len(left) >= MANY_STEPS:
             self._together.accept([(guides[r.serial], token) for r, token in left])
         return left

@@ -49,6 +49,12 @@ class Matcher(Protocol):
         changed, for one the grammar does not take."""
         ...
 
+    def passes(self, token: int, jumps: bool) -> bool:
+        """Go on by a token where it is known at once that `accept` takes it, that the output is not
+        done then and, where one ``jumps`` over what is forced, that nothing is. If not, nothing has
+        changed: False says no more than that. Never raises."""
+        ...
+
     def rollback(self, n: int) -> None:
         """Undo the last ``n`` accepted tokens, ends included. ValueError if there were fewer."""
         ...

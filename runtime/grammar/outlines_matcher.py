@@ -85,6 +85,10 @@ class OutlinesGrammar:
             self._rows.popitem(last=False)
         return known
 
+    def known(self, number: int) -> _State | None:
+        """The same where it is known already."""
+        return self._rows.get(number)
+
     def plan(self, state: int, place: int, recent: Sequence[int]) -> tuple[int, ...]:
         """The tokens that must come from a state of the index and the automaton's ``place``; only
         such as the index takes too."""
@@ -120,14 +124,15 @@ class OutlinesGrammar:
 
 class _State:
     """``row``: what may come, ends included. ``final``: the text may end. ``dead``: no token may
-    come but an end."""
+    come but an end. ``done``: both."""
 
-    __slots__ = ("dead", "final", "row")
+    __slots__ = ("dead", "done", "final", "row")
 
     def __init__(self, row: MaskRow, final: bool, dead: bool) -> None:
         self.row = row
         self.final = final
         self.dead = dead
+        self.done = final and dead
 
 
 class OutlinesMatcher:
@@ -151,20 +156,24 @@ class OutlinesMatcher:
     def fill(self, row: MaskRow) -> None:
         """Write what may come next over ``row``. Raises `GrammarError` where nothing may."""
         state = self._grammar.state(self._state)
-        words = len(state.row)
-        if row.shape[-1] < words:
-            raise ValueError(f"a row of {words} words is needed, not {row.shape[-1]}")
+        kept = state.row
+        words, width = len(kept), len(row)
+        if width < words:
+            raise ValueError(f"a row of {words} words is needed, not {width}")
         if self._ended or (state.dead and not state.final):
             raise GrammarError("nothing may follow the output so far")
-        plan = self._forced()
+        plan = self._forced() if self._plan is None else self._plan
         if plan:
             row[:] = 0
             row.view(np.uint8)[plan[0] >> 3] |= 1 << (plan[0] & 7)
             return
-        if state.final and state.dead and not self._grammar.vocabulary.eos_ids:
+        if state.done and not self._grammar.vocabulary.eos_ids:
             raise GrammarError("the output is whole, and the model has no token to end it")
-        row[:words] = state.row
-        row[words:] = 0
+        if width == words:
+            row[:] = kept
+        else:
+            row[:words] = kept
+            row[words:] = 0
 
     def accept(self, token: int) -> bool:
         """Go on by a token. False, and nothing changed, for one that may not come."""
@@ -181,12 +190,39 @@ class OutlinesMatcher:
         after = grammar.index.get_next_state(self._state, token)
         if after is None:
             return False
+        place = self._place
+        if place != DEAD:
+            place = grammar.automaton.walk(place, vocabulary.tokens[token])
         plan = self._plan
         self._push(token)
-        self._state = after
-        if self._place != DEAD:
-            self._place = grammar.automaton.walk(self._place, vocabulary.tokens[token])
+        self._state, self._place = after, place
         self._plan = plan[1:] or None if plan and plan[0] == token else None
+        return True
+
+    def passes(self, token: int, jumps: bool) -> bool:
+        """Go on by a token, if the state it leads to is known, something may come there and, where
+        one ``jumps`` over what is forced, no bytes must. If not, nothing has changed."""
+        grammar = self._grammar
+        vocabulary = grammar.vocabulary
+        if self._ended or not 0 <= token < vocabulary.size:
+            return False
+        after = grammar.index.get_next_state(self._state, token)  # it knows no ends
+        if after is None:
+            return False
+        state = grammar.known(after)
+        if state is None or state.done:
+            return False
+        place, plan = self._place, self._plan
+        if place != DEAD:
+            place = grammar.automaton.walk(place, vocabulary.tokens[token])
+        if place == DEAD or not grammar.automaton.forced(place)[0]:
+            behind = ()  # whatever came before
+        elif jumps:
+            return False
+        else:
+            behind = plan[1:] or None if plan and plan[0] == token else None
+        self._push(token)
+        self._state, self._place, self._plan = after, place, behind
         return True
 
     def rollback(self, n: int) -> None:
@@ -207,8 +243,7 @@ class OutlinesMatcher:
         """Whether nothing more can come."""
         if self._ended:
             return True
-        state = self._grammar.state(self._state)
-        return state.final and state.dead
+        return self._grammar.state(self._state).done
 
     def forced_tokens(self, recent: Sequence[int]) -> list[int]:
         """The tokens that must come next. Only this output's own tokens are context, not

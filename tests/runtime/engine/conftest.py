@@ -119,6 +119,9 @@ class Letters:
         self.at += 1
         return True
 
+    def passes(self, _token, _jumps):
+        return False
+
     def is_done(self):
         return self.at >= len(self.places) and not self.repeats
 

@@ -8,16 +8,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from ramet.runtime.engine.guides import Guide, Guides
+from ramet.runtime.engine.guides import Guide
 from ramet.runtime.engine.together import ANYTHING, MANY_STEPS, Job, Together
 from ramet.runtime.grammar.llguidance_backend import LLGuidanceBackend
-from ramet.runtime.grammar.prefix_matcher import PrefixGrammar
 from ramet.runtime.grammar.side_by_side import catch_up
 from ramet.runtime.grammar.spec import Spec
 from ramet.runtime.grammar.vocabulary import Vocabulary
 from ramet.runtime.protocol import GrammarError
-from ramet.runtime.protocol.messages import EngineSampling
-from ramet.runtime.protocol.sampling import Constraint
 
 SPECS = [
     ("json_schema", {"type": "array", "items": {"type": "string", "maxLength": 9}, "minItems": 2}),
@@ -233,51 +230,6 @@ def test_what_is_known_is_not_taken_again(small):
         for guide, token in zip(turn, tokens):
             guide.accept(token, bytes((token,)))
             assert not guide.done
-
-
-class Once:
-    """A compiler that has compiled."""
-
-    def __init__(self, grammar) -> None:
-        self.grammar = grammar
-
-    def submit(self, _spec):
-        return SimpleNamespace(done=lambda: True, result=lambda: self.grammar)
-
-
-@pytest.mark.parametrize("jump", [True, False])
-def test_what_is_forced_is_passed_only_where_nobody_jumps(jump, small):
-    grammar = LLGuidanceBackend().compile(Spec.of("regex", "a[bc]xyz"), small)
-    guides = Guides(lambda: Once(grammar), small.eos_ids)
-    for serial in (1, 2):
-        sampling = EngineSampling(
-            max_new_tokens=9, constraint=Constraint("regex", "a[bc]xyz"), jump_forward=jump
-        )
-        request = SimpleNamespace(serial=serial, sampling=sampling)
-        guides.start(request)
-        assert [error for _, error in guides.ready()] == [None]
-        left = []
-        for token in b"ab":
-            found = guides.go_on([(request, token)])
-            left += found
-            if found:
-                guides[request].accept(token, bytes((token,)))
-                assert not guides[request].done
-                guides[request].forced([])
-    assert left == ([(request, ord("b"))] if jump else [])
-
-
-def test_what_comes_first_or_is_free_is_passed_by_nobody(small):
-    grammar = LLGuidanceBackend().compile(Spec.of("regex", "ab*"), small)
-    known = grammar.matcher()
-    assert known.accept(ord("a"))
-    assert not known.is_done()
-    assert known.forced_tokens([]) == []
-    opening = PrefixGrammar(small).matcher(b"ab")
-    assert Guide(grammar.matcher(), ()).passes(ord("a"))
-    assert not Guide(grammar.matcher(), (), opening=opening).passes(ord("a"))
-    assert not Guide(grammar.matcher(), (), b"</think>").passes(ord("a"))
-    assert not Guide(None, ()).passes(ord("a"))
 
 
 @pytest.mark.parametrize("broken", [False, True])

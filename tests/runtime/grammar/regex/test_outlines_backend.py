@@ -137,6 +137,93 @@ def test_forks_go_their_own_ways(letters, walks):
     assert matcher.accept(b) and matcher.accept(b)
 
 
+WALKED = ["(ab|ba|é)*B?0", "(a|b)ab0(é😀)?", "[ab]{2,5}", "a(b|0)é😀(a|B)", ".*"]
+
+
+def place_of(matcher) -> tuple:
+    history = [(state, place) for state, place, _ in matcher._history]
+    return matcher._state, matcher._place, matcher._ended, matcher._tokens.copy(), history
+
+
+def learn_all(grammar) -> None:
+    """The grammar comes to know all its states."""
+    for state, ways in grammar.index.get_transitions().items():
+        for known in (state, *ways.values()):
+            grammar.state(known)
+
+
+@pytest.mark.parametrize("jumps", [True, False])
+@pytest.mark.parametrize("pattern", WALKED)
+def test_tokens_pass_where_they_are_taken_and_leave_nothing_to_do(pattern, jumps, letters, walks):
+    rng = random.Random(5)
+    grammar = walks.compile(pattern, letters)
+    learn_all(grammar)
+    matcher, twin = grammar.matcher(), grammar.matcher()
+    passed = refused = 0
+    for _ in range(400):
+        if twin.is_done() or rng.random() < 0.2:
+            n = rng.randint(0, len(twin._history))
+            matcher.rollback(n)
+            twin.rollback(n)
+        if rng.random() < 0.1:
+            matcher, twin = matcher.fork(), twin.fork()
+        if twin.is_done():
+            continue
+        token = rng.choice(sorted(walks.allowed(twin, letters)))
+        if rng.random() < 0.2:
+            token = rng.randrange(-2, letters.size + 2)
+        before, plan = place_of(matcher), matcher._plan
+        taken = twin.accept(token)
+        free = not jumps or not grammar.automaton.forced(twin._place)[0]
+        found = matcher.passes(token, jumps)
+        assert found == (taken and not twin.is_done() and free), token
+        if not found:
+            assert (place_of(matcher), matcher._plan) == (before, plan)
+            assert matcher.accept(token) == taken
+        elif jumps:
+            assert twin.forced_tokens([]) == []
+        passed, refused = passed + found, refused + (not found)
+        assert place_of(matcher) == place_of(twin)
+        assert matcher.is_done() == twin.is_done() and matcher.can_end() == twin.can_end()
+        if rng.random() < 0.5:
+            assert matcher.forced_tokens([]) == twin.forced_tokens([])
+        if not twin._ended:
+            assert walks.allowed(matcher, letters) == walks.allowed(twin, letters)
+    assert passed > 20 and refused > 20
+
+
+def test_what_is_not_known_yet_or_ends_the_output_is_not_passed(letters, walks):
+    a, end = letters.ids_of_bytes[b"a"], letters.eos_ids[0]
+    grammar = walks.compile("[ab]{2,3}", letters)
+    matcher = grammar.matcher()
+    assert not matcher.passes(a, False)
+    assert matcher.accept(a) and not matcher.is_done()
+    matcher.rollback(1)
+    assert matcher.passes(a, True)
+    learn_all(grammar)
+    assert matcher.passes(a, True) and matcher.can_end()
+    assert not matcher.passes(a, True)  # it would be done
+    assert not matcher.passes(end, False) and not matcher._ended
+    assert matcher.accept(end) and not matcher.passes(a, False)
+
+
+def test_a_plan_is_followed_by_what_passes(real, walks):
+    """Masks stay narrowed to the model's own tokens where they come one by one."""
+    grammar = walks.compile("[xy]The answer is orderly[0-9]", real)
+    learn_all(grammar)
+    matcher, twin = grammar.matcher(), grammar.matcher()
+    passed = 0
+    for token in real.encode(b"x") + real.encode(b"The answer is orderly"):
+        [token] = [token] if not passed else walks.allowed(matcher, real)
+        assert matcher.passes(token, False) and twin.accept(token)
+        assert walks.allowed(matcher, real) == walks.allowed(twin, real)
+        assert matcher._plan == twin._plan
+        passed += 1
+        if len(walks.allowed(matcher, real)) > 1:
+            break
+    assert passed > 3
+
+
 def test_the_whole_row_is_written_whatever_was_in_it(real):
     grammar = OutlinesBackend().compile(Spec.of("regex", "[ab]c"), real)
     row, wide = np.full(real.words, -1, np.int32), np.full(real.words + 3, -1, np.int32)
