@@ -18,7 +18,6 @@ from ..scheduler.batch import FROM_DEVICE, IntArray, StepBatch
 from ..scheduler.segments import SharingCost
 from .batch_places import places_of, positions_of, runs_of, scratch_batch
 from .config import ModelConfig
-from .decode_steps import DecodeSteps
 from .device_sampling import LOGITS_BYTES, DeviceSampling
 from .device_ticket import DeviceTicket, MaskedTicket
 from .ends import ends_of, make_ends, only_ends
@@ -34,6 +33,8 @@ from .tree_steps import TreeSteps, make_tree_steps
 from .trie_steps import ancestry_fields, text_positions
 
 PAGE = 16
+DECODE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448,
+                512)  # fmt: skip
 
 
 class DeviceRunner:
@@ -79,7 +80,7 @@ class DeviceRunner:
         self._sampling = DeviceSampling(
             self._decoder, self._ops, self._sampler, self._tables, self._staging, self._masks
         )
-        self._decodes: DecodeSteps | None = None
+        self._decodes: dict[int, CapturedDecode] = {}
         self._extends: ExtendSteps | None = None
         self._trees: TreeSteps | None = None
         self.kv = torch.empty(0)
@@ -129,20 +130,24 @@ class DeviceRunner:
             scratch_row=self.max_rows,
             pool=torch.cuda.graph_pool_handle(),
         )
-        decodes = DecodeSteps(parts, min(largest, self.max_rows), self.context_length)
+        sizes = [s for s in DECODE_SIZES if s <= largest]
+        if not sizes or sizes[-1] < min(largest, self.max_rows):
+            sizes.append(min(largest, self.max_rows))
         prompts = ExtendSteps(parts, self.context_length) if extends else None
-        stage(f"capturing {len(decodes)} decode and {len(prompts or ())} extend steps")
+        stage(f"capturing {len(sizes)} decode and {len(prompts or ())} extend steps")
         with torch.inference_mode():
-            decodes.capture()
-            self._decodes = decodes
+            # Large ones first: the smaller find the pool's memory there.
+            for size in sorted(sizes, reverse=True):
+                decode = CapturedDecode(parts, size)
+                decode.capture()
+                self._decodes[size] = decode
             if prompts is not None:
                 prompts.capture()
                 self._extends = prompts
             if trees:
-                self._trees = make_tree_steps(
-                    self.config, self.dtype, decodes.sizes[-1], parts, stage
-                )
+                self._trees = make_tree_steps(self.config, self.dtype, sizes[-1], parts, stage)
                 self.sharing = self._trees.cost if self._trees else None
+        self._decodes = dict(sorted(self._decodes.items()))
 
     @property
     def prompt_sizes(self) -> tuple[int, ...]:
@@ -173,19 +178,18 @@ class DeviceRunner:
     def close(self) -> None:
         """Let go of graphs and KV memory; nothing may be launched afterwards."""
         torch.cuda.synchronize()
-        self._decodes = None
+        self._decodes.clear()
         self._extends = None
         self._trees = None
         self.kv = torch.empty(0)
         gc.collect()
 
     def _captured_decode(self, batch: StepBatch) -> CapturedDecode | None:
-        if batch.num_decodes < len(batch.rows) or batch.moves or batch.new_rows:
+        count = len(batch.rows)
+        if batch.num_decodes < count or batch.moves or batch.new_rows:
             return None
         sharing = self._trees.step_for(batch) if self._trees else None
-        if sharing is not None or self._decodes is None:
-            return sharing
-        return self._decodes.step_for(batch)
+        return sharing or next((g for s, g in self._decodes.items() if s >= count), None)
 
     def _captured_extend(self, batch: StepBatch) -> CapturedExtend | None:
         if self._extends is None or batch.num_decodes or batch.prompt_logprobs or batch.tries:

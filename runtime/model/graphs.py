@@ -106,10 +106,9 @@ class _Captured:
 
 
 class CapturedDecode(_Captured):
-    """One new token for each of up to ``size`` rows, whose texts are at most ``reach`` tokens
-    long."""
+    """One new token for each of up to ``size`` rows."""
 
-    def __init__(self, parts: Parts, size: int, reach: int) -> None:
+    def __init__(self, parts: Parts, size: int) -> None:
         super().__init__(parts)
         self.size = size
         device = parts.kv.device
@@ -127,7 +126,7 @@ class CapturedDecode(_Captured):
             q_start=q_start,
             kv_lens=self._kv_lens,
             max_q=1,
-            max_kv=reach,
+            max_kv=parts.tables.slots.shape[1],
             num_decodes=size,
         )
 

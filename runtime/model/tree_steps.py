@@ -29,7 +29,7 @@ class TreeDecode(CapturedDecode):
     def __init__(
         self, parts: Parts, size: int, shape: ListShape, memory: tuple[torch.Tensor, torch.Tensor]
     ) -> None:
-        super().__init__(parts, size, parts.tables.slots.shape[1])
+        super().__init__(parts, size)
         self.shape = shape
         self._list, fields = make_inputs(shape.sizes, parts.kv.device)
         count, pieces, readers, offsets = fields

@@ -159,9 +159,8 @@ def make_runner(tiny_config):
     from ramet.runtime.model.loader.dummy import dummy_weights
 
     def make(
-        family: str, *, on: str, dtype=torch.float32, slots=4096, rows=8, captured=True, ops=None,
-        context=1024,
-    ):  # fmt: skip
+        family: str, *, on: str, dtype=torch.float32, slots=4096, rows=8, captured=True, ops=None
+    ):
         from ramet.runtime.model.host_runner import HostRunner
 
         config = tiny_config(family)
@@ -177,12 +176,12 @@ def make_runner(tiny_config):
                 dtype=dtype,
                 num_slots=slots + 16,
                 max_rows=rows,
-                context_length=context,
+                context_length=1024,
             )
         from ramet.runtime.model.device_runner import DeviceRunner
 
         runner = DeviceRunner(
-            config, weights, dtype=dtype, max_rows=rows, context_length=context,
+            config, weights, dtype=dtype, max_rows=rows, context_length=1024,
             device=torch.device("cuda"), ops=ops,
         )  # fmt: skip
         runner.take_memory(slots + 16)

@@ -59,24 +59,6 @@ def test_a_small_pool_changes_nothing(captured, make_runner, drive):
         assert np.allclose(logprobs_a, logprobs_b, atol=1e-3)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "gemma3"])
-def test_texts_that_grow_out_of_the_steps_for_short_ones(family, make_runner, drive):
-    from ramet.runtime.model.decode_steps import NEAR
-
-    rng = random.Random(1)
-    jobs = [([rng.randrange(1000) for _ in range(NEAR - before)], 16) for before in (12, 300)]
-    found = []
-    for on in ("cpu", "cuda"):
-        runner = make_runner(family, on=on, context=2 * NEAR)
-        driver = drive(runner, slots=4096, step_tokens=256, context=2 * NEAR)
-        found.append([*outputs(driver, jobs), *outputs(driver, jobs[:1])])
-    reaches = [step._meta.max_kv for step in runner._decodes._near.values()]
-    assert reaches == [NEAR] * 4
-    for (want, want_logprobs), (have, have_logprobs) in zip(*found):
-        assert want == have
-        assert np.allclose(want_logprobs, have_logprobs, atol=1e-3)
-
-
 def test_prompt_logprobs(make_runner, drive):
     prompt = [i * 7 % 1000 for i in range(300)]
     found = []

@@ -62,7 +62,7 @@ def test_a_step_that_shares_gives_the_same_logits(family, device, close):
     tables = RequestTables(MOST + 1, 300, device)
     kv = torch.randn(2, 2, 1500, 2, 32, device=device)
     parts = Parts(decoder, kv, tables, Staging(device, 4096), MOST, None)
-    plain = CapturedDecode(parts, MOST, parts.tables.slots.shape[1])
+    plain = CapturedDecode(parts, MOST)
     trees = TreeSteps(config, torch.float32, MOST, parts)
 
     rows = Rows(MOST, 300)
