@@ -96,3 +96,5 @@ def test_prompts_without_room_are_not_waited_for(turns):
     world = turns(64)
     world.add(100, range(5000, 5020), 5)
     assert world.after(12) == "d" * 12
+    asked = [world.scheduler._turns.prompts_next(1) for _ in range(2 * MOST_WAITED)]
+    assert asked == [False] * len(asked)
