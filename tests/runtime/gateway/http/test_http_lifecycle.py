@@ -239,6 +239,12 @@ def test_an_embedded_runtime_s_engine_comes_back(tiny_model):
         assert runtime.launched.pids["engine"] != pid
 
 
+def under_way(url: str) -> int:
+    """Requests that the engine has."""
+    requests = httpx.get(url + "/server_info").json()["requests"]
+    return requests["running"] + requests["waiting"]
+
+
 def test_a_killed_engine_is_started_again_under_its_requests(launched):
     """The real one: nothing that waited is lost, and it is healthy again."""
     running = launched(restart_engine=True)
@@ -253,6 +259,8 @@ def test_a_killed_engine_is_started_again_under_its_requests(launched):
     for thread in threads:
         thread.start()
     wait_for(lambda: len(stream.events) > 5)
+    # One that comes when the engine is gone already is told so: all must be there before.
+    wait_for(lambda: under_way(running.url) == len(threads) + 1)
     os.kill(running.pids["engine"], signal.SIGKILL)
     assert "gone" in stream.ended()[-1]["error"]["message"]
     for thread in threads:
