@@ -48,6 +48,20 @@ class Rows:
         self.running = 0
 
     @property
+    def decoding(self) -> IntArray:
+        """Rows [D] that sample another token without more of a prompt."""
+        return np.flatnonzero((self.state == DECODE) & (self.sampled < self.max_new)).astype(
+            np.int32
+        )
+
+    @property
+    def begun(self) -> IntArray:
+        """Rows [P] with prompt left to compute, in no order."""
+        return np.flatnonzero((self.state == PREFILL) & (self.computed < self.target)).astype(
+            np.int32
+        )
+
+    @property
     def has_room(self) -> bool:
         return bool(self._free)
 

@@ -21,7 +21,7 @@ from .loading import Loading
 from .policies import POLICIES, aged_first, by_priority, claim_of, overdue
 from .preemption import Preemption
 from .request import Request
-from .rows import DECODE, PREFILL, Rows
+from .rows import Rows
 from .segments import SegmentFinder, SharingCost
 from .siblings import Siblings
 from .turns import Turns
@@ -168,9 +168,7 @@ class Scheduler:
         turns with decodes, every other row waits for it; some jump together."""
         if not self.limits.prompt_sizes:
             return True
-        rows = self.rows
-        others = int(((rows.state == DECODE) & (rows.sampled < rows.max_new)).sum()) - 1
-        return saved * JUMP_TOGETHER >= others
+        return saved * JUMP_TOGETHER >= len(self.rows.decoding) - 1
 
     def running(self) -> Iterator[Request]:
         return (request for request in self.rows.requests if request is not None)
@@ -248,8 +246,7 @@ class Scheduler:
         while True:
             if not rows.running:
                 return _NO_SLOTS, _NO_SLOTS
-            decodes = np.flatnonzero((rows.state == DECODE) & (rows.sampled < rows.max_new))
-            decodes = decodes.astype(np.int32)
+            decodes = rows.decoding
             if not len(decodes):
                 return decodes, _NO_SLOTS
             position = rows.computed[decodes]
@@ -295,7 +292,7 @@ class Scheduler:
     def _begun(self) -> list[int]:
         """Rows with prompt left to compute, oldest first."""
         rows = self.rows
-        pending = np.flatnonzero((rows.state == PREFILL) & (rows.computed < rows.target))
+        pending = rows.begun
         return pending[np.argsort(rows.serial[pending])].tolist()
 
     def _ordered(self) -> list[Request]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from .rows import DECODE, PREFILL, Rows
+from .rows import Rows
 
 WORTH = 0.5
 """What a step of prompts costs every row that decodes, in steps of its own: that much even the
@@ -33,10 +31,9 @@ class Turns:
 
     def prompts_next(self, waiting: int) -> bool:
         """Whether the next step is for prompts alone, ``waiting`` of which have no row yet. It is
-        not where nothing decodes: then a step needs no captured size."""
+        not where nothing decodes: then a step needs no captured size. The turn counts as taken."""
         rows = self._rows
-        decoding = int(((rows.state == DECODE) & (rows.sampled < rows.max_new)).sum())
-        begun = np.flatnonzero((rows.state == PREFILL) & (rows.computed < rows.target)).tolist()
+        decoding, begun = len(rows.decoding), rows.begun.tolist()
         ready = min(waiting, len(rows.requests) - rows.running) + len(begun)
         prompts = bool(ready) and (not decoding or self._pays(ready, decoding, begun))
         if prompts:
