@@ -28,8 +28,8 @@ from ramet.runtime.protocol.messages import (
     Refused,
     Welcome,
 )
+from ramet.runtime.protocol.monitor import Monitor
 from ramet.runtime.protocol.wire import Wire
-from zmq.utils.monitor import parse_monitor_message
 
 from .direct import HELLO_SECONDS, MAX_ANSWER_BYTES, DirectLines
 from .store import EventStore
@@ -39,6 +39,12 @@ SILENCE_MS = 3500
 MAX_MESSAGE_BYTES = 64 << 20
 """The largest message that a gateway takes."""
 
+_LOST = zmq.Event.DISCONNECTED | zmq.Event.CLOSED
+_REFUSED = (
+    zmq.Event.HANDSHAKE_FAILED_AUTH
+    | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+    | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+)
 _events: msgspec.msgpack.Decoder[list[Event]] = msgspec.msgpack.Decoder(list[Event])
 OnGenerated = Callable[[Generated | ErrorInfo], object]
 
@@ -72,16 +78,9 @@ class Connection:
             zmq.Context[zmq.Socket[bytes]].instance().socket(zmq.DEALER)
         )
         self._set_options(server_key)
-        monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(
-            zmq.EVENT_DISCONNECTED
-            | zmq.EVENT_CLOSED
-            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-        )
         self._lane: LaneWire | None = None
         self._wire = Wire(self._socket, self._on_frames)
-        self._monitor = Wire(monitor, self._on_event)
+        self._monitor = Monitor(self._socket, _LOST | _REFUSED, self._on_event)
 
     def _set_options(self, server_key: str | None) -> None:
         socket = self._socket
@@ -186,9 +185,6 @@ class Connection:
         self.lost = error
         self.lines.close()
         self._fail_all(error)
-        # In this order: an event for a monitor that nobody reads any more would block libzmq's one
-        # thread, and with it every other socket of the process.
-        self._socket.disable_monitor()
         self._monitor.close()
         self._wire.close()
         if self._lane is not None:
@@ -216,9 +212,8 @@ class Connection:
             except BackendError as error:
                 self.close(ErrorInfo("backend", f"{self.address} spoke nonsense: {error}"))
 
-    def _on_event(self, frames: list[bytes]) -> None:
-        event = parse_monitor_message(frames)["event"]
-        if event in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED):
+    def _on_event(self, event: int) -> None:
+        if event & _LOST:
             if not self._welcome.done():
                 return  # it is not up yet: libzmq tries again until the handshake's time-out
             self._wire.drain()

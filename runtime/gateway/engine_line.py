@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from ..protocol.awake import Awake
 from ..protocol.codec import MAX_MESSAGE_BYTES
 from ..protocol.lane import connect
 from ..protocol.lane_wire import LaneWire
+from ..protocol.monitor import Monitor
 from ..protocol.wire import Wire
 
 
@@ -43,12 +43,12 @@ class EngineLine:
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.setsockopt(zmq.HEARTBEAT_IVL, int(heartbeat_s * 250))
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(heartbeat_s * 1000))
-        monitor = socket.get_monitor_socket(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED)
         self._spin = spin
         self._awake = Awake(0.0)
         self._lane: LaneWire | None = None
         self._wire = Wire(socket, lambda frames: on_message(frames[-1]))
-        self._monitor = Wire(monitor, self._on_event)
+        events = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
+        self._monitor = Monitor(socket, events, self._on_event)
         socket.connect(address)
 
     def post(self, data: bytes) -> None:
@@ -94,8 +94,7 @@ class EngineLine:
         self._monitor.close()
         self._wire.close()
 
-    def _on_event(self, frames: list[bytes]) -> None:
-        event = parse_monitor_message(frames)["event"]
+    def _on_event(self, event: int) -> None:
         if event == zmq.Event.DISCONNECTED:
             self._on_gone()
         elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
