@@ -54,14 +54,15 @@ class Holds:
         start = min(computed, kept, end - 1)
         if start < rows.shared[row]:
             return False
-        if end > computed:
-            last = int(rows.slots[row, computed - 1])
-            slots = self._memory.allocate(end - computed, computed, last)
+        # For forced output there are slots that nothing was computed into yet.
+        have = int(rows.shared[row]) + len(rows.private(row))
+        if end > have:
+            slots = self._memory.allocate(end - have, have, int(rows.slots[row, have - 1]))
             if slots is None:
                 return False
-            rows.slots[row, computed:end] = slots
+            rows.slots[row, have:end] = slots
         else:
-            self._memory.give_back(rows.slots[row, end:computed])
+            self._memory.give_back(rows.slots[row, end:have])
         then.tokens = np.concatenate((rows.tokens[row, :kept], then.tokens))
         then.prompt_len = end
         then.cached_tokens = start

@@ -76,7 +76,8 @@ class Scheduler:
         self._preemption = Preemption(self.rows, self.waiting, self._siblings, limits.classes)
         self._segments = SegmentFinder(self.rows, sharing) if sharing and memory.caching else None
         self._serial = 0
-        self._turns = Turns(self.rows)
+        sizes = limits.prompt_sizes
+        self._turns = Turns(self.rows, self.waiting, self._preemption, sizes[-1]) if sizes else None
 
     # --- requests come and go -------------------------------------------------------------------
 
@@ -188,7 +189,8 @@ class Scheduler:
         self.loading.poll(self._preemption.refused)
         self._make_way(drained)
         builder = StepBuilder(self.rows)
-        if not self._prompts_alone():
+        alone = self._prompts_alone()
+        if not alone:
             builder.add_decodes(*self._grow_decodes(drained))
             if not builder.count or not self.limits.prompt_sizes:
                 self._add_prompts(builder, self.limits.step_tokens)
@@ -198,6 +200,8 @@ class Scheduler:
                 builder.add_decodes(*self._grow_decodes(drained))
         planned = builder.build(self._holds.new_rows, self._holds.moves)
         if planned is not None:
+            if self._turns is not None:
+                self._turns.taken(prompts=not planned.batch.num_decodes, asked=alone)
             self._holds.told()
             self._admission.step()
             batch = planned.batch
@@ -214,16 +218,18 @@ class Scheduler:
             raise MustDrain
         self._preemption.refused = None  # it is asked again before another makes way
         self._send_back(row)
+        if self._turns is not None:
+            self._turns.hurry()
 
     def _prompts_alone(self) -> bool:
         """Whether this step holds prompts without decodes: where such steps are captured, they take
         turns with those that decode, and only when nothing decodes may a step be larger."""
-        return bool(self.limits.prompt_sizes) and self._turns.prompts_next(len(self.waiting))
+        return self._turns is not None and self._turns.prompts_next()
 
     def _add_prompts(self, builder: StepBuilder, budget: int) -> None:
         """Chunks of prompts, as far as the budget goes."""
         rows = self.rows
-        for row in self._prefills(budget):
+        for row in self._prefills():
             request = rows.requests[row]
             assert request is not None
             start = int(rows.computed[row])
@@ -238,6 +244,8 @@ class Scheduler:
             # What the tree had already is not written again: its twin here was just freed.
             kept = rows.slots[row, start:end]
             builder.write_to(np.where(kept == own, own, np.int32(SCRATCH)))
+            if budget <= 0:
+                return
 
     def _grow_decodes(self, drained: bool) -> tuple[IntArray, SlotArray]:
         """Rows that decode, each with a slot for its next token; retracts when there are too
@@ -259,23 +267,29 @@ class Scheduler:
                 raise MustDrain
             self._retract()
 
-    def _prefills(self, budget: int) -> Iterator[int]:
-        """Rows with prompt left to compute, oldest first, then newly admitted ones, while the
-        budget lasts. The caller plans a row's chunk before it asks for the next."""
+    def _prefills(self) -> Iterator[int]:
+        """Rows with prompt left to compute, and newly admitted ones behind those that are as
+        urgent. The caller plans a row's chunk before it asks for the next."""
+        rows, waiting = self.rows, self.waiting
+        begun = self._begun() if rows.running else []
+        first = waiting.most_urgent if waiting and rows.has_room else None
+        while begun and (first is None or self._claim(begun[0]) <= first):
+            yield begun.pop(0)
+        if waiting and rows.has_room:
+            yield from self._admitted(begun)
+        yield from begun
+
+    def _admitted(self, begun: list[int]) -> Iterator[int]:
+        """Rows of requests that are let in, and before each, taken out of ``begun``, those that are
+        as urgent."""
         rows = self.rows
-        left = budget
-        for row in self._begun() if rows.running else ():
-            if left <= 0:
-                return
-            left -= min(left, int(rows.target[row] - rows.computed[row]))
-            yield row
-        if left <= 0 or not self.waiting or not rows.has_room:
-            return
         self._siblings.refresh()
         self._preemption.refused = None
         room = self._preemption.room()
         for request in self._ordered():
-            if left <= 0 or not rows.has_room:
+            while begun and self._claim(begun[0]) <= request.level:
+                yield begun.pop(0)
+            if not rows.has_room:
                 return
             if room.get(request.cls, 1) <= 0 or self._siblings.must_wait(request):
                 continue
@@ -285,15 +299,19 @@ class Scheduler:
             if request.row < 0:
                 continue  # its KV comes from somewhere else
             room[request.cls] = room.get(request.cls, sys.maxsize) - 1
-            row = request.row
-            left -= min(left, int(rows.target[row] - rows.computed[row]))
-            yield row
+            yield request.row
 
     def _begun(self) -> list[int]:
-        """Rows with prompt left to compute, oldest first."""
+        """Rows with prompt left to compute, the most urgent first, of those the oldest."""
         rows = self.rows
         pending = rows.begun
-        return pending[np.argsort(rows.serial[pending])].tolist()
+        return sorted(pending.tolist(), key=lambda row: (self._claim(row), int(rows.serial[row])))
+
+    def _claim(self, row: int) -> int:
+        """How urgent a row is by now: what it has waited counts, so that it ends some time."""
+        request = self.rows.requests[row]
+        assert request is not None
+        return claim_of(request, time.monotonic(), self.limits.priority_ageing)
 
     def _ordered(self) -> list[Request]:
         now = time.monotonic()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from .batch import IntArray
+from .preemption import Preemption
 from .rows import Rows
+from .waiting import Waiting
 
 WORTH = 0.5
 """What a step of prompts costs every row that decodes, in steps of its own: that much even the
@@ -18,42 +21,85 @@ class Turns:
     step of theirs, the rule of economic order quantities; and go on for some steps while they are
     more than those rows, as a step costs about the same however many decode.
 
-    A prompt that has begun, or output that is forced, waits for one step at most: nobody reads what
-    KV its row has.
+    Of two classes the more urgent does not wait for the other: its prompts come at once, and its
+    rows for as long as prompts can wait. Else a prompt that has begun, or output that is forced,
+    waits for one step at most: nobody reads what KV its row has.
     """
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(
+        self, rows: Rows, waiting: Waiting, preemption: Preemption, prompt_tokens: int
+    ) -> None:
+        """``prompt_tokens``: how many a step of prompts takes."""
         self._rows = rows
+        self._waiting = waiting
+        self._preemption = preemption
+        self._prompt_tokens = prompt_tokens
         self._owed = 0
         """Steps that prompts have waited for since the last of theirs, all together."""
         self._waited = 0
         self._at_once = 0
 
-    def prompts_next(self, waiting: int) -> bool:
-        """Whether the next step is for prompts alone, ``waiting`` of which have no row yet. It is
-        not where nothing decodes: then a step needs no captured size. The turn counts as taken."""
-        rows = self._rows
-        decoding, begun = len(rows.decoding), rows.begun.tolist()
-        ready = min(waiting, len(rows.requests) - rows.running) + len(begun)
-        prompts = bool(ready) and (not decoding or self._pays(ready, decoding, begun))
-        if prompts:
-            self._owed = self._waited = 0
-            self._at_once += 1
-        else:
-            self._owed += ready
-            self._waited += bool(ready)
-            self._at_once = 0
-        return prompts and decoding > 0
+    def prompts_next(self) -> bool:
+        """Whether the next step is for prompts alone. It is not where nothing decodes: then a step
+        needs no captured size. Changes nothing."""
+        decoding = self._rows.decoding
+        return len(decoding) > 0 and self._pays(decoding)
 
-    def _pays(self, ready: int, decoding: int, begun: list[int]) -> bool:
-        """Whether ``decoding`` rows should wait for a step of some of ``ready`` prompts."""
+    def taken(self, *, prompts: bool, asked: bool) -> None:
+        """A step was planned, with ``prompts`` or with rows that decode; ``asked``: it was to be
+        one of prompts."""
+        if prompts or asked:  # who was asked in vain is asked again as late as one that comes now
+            self._owed = self._waited = 0
+        if prompts:
+            self._at_once += 1
+            return
+        begun = self._rows.begun
+        self._owed += self._ready(begun)
+        self._waited += bool(len(begun) or (self._waiting and self._rows.has_room))
+        self._at_once = 0
+
+    def hurry(self) -> None:
+        """Somebody made way for a prompt: it waits for no others."""
+        self._waited = MOST_WAITED
+
+    def _ready(self, begun: IntArray) -> int:
+        """How many prompts have a row, or could be let in by the next step, about."""
+        rows, waiting = self._rows, self._waiting
+        begun_tokens = int((rows.target[begun] - rows.computed[begun]).sum())
+        if not waiting or not rows.has_room or begun_tokens >= self._prompt_tokens:
+            return len(begun)
+        if self._preemption.refused is not None:
+            return len(begun) + 1
+        over = sum(
+            max(waiting.count_of[name] - max(room, 0), 0)
+            for name, room in self._preemption.room().items()
+        )
+        return len(begun) + min(len(waiting) - over, len(rows.requests) - rows.running)
+
+    def _pays(self, decoding: IntArray) -> bool:
+        """Whether rows that decode should wait for a step of prompts."""
+        rows, waiting = self._rows, self._waiting
+        begun = rows.begun
+        levels = rows.level[begun].tolist()
+        if waiting and rows.has_room:
+            levels.append(waiting.most_urgent)
+        if not levels:
+            return False
+        level, others = min(levels), int(rows.level[decoding].min())
+        ready = self._ready(begun)
         if self._at_once:
-            return ready > decoding and self._at_once < MOST_AT_ONCE
-        if any(not self._follows(row) for row in begun):
+            return level <= others and ready > len(decoding) and self._at_once < MOST_AT_ONCE
+        if level < others or self._waited + 1 >= MOST_WAITED:
             return True
-        return self._owed + ready >= decoding * WORTH or self._waited + 1 >= MOST_WAITED
+        if level > others:
+            return False
+        if any(not self._follows(row) for row in begun.tolist()):
+            return True
+        return ready > 0 and self._owed + ready >= len(decoding) * WORTH
 
     def _follows(self, row: int) -> bool:
-        """Whether a row's prompt is what follows an output, and can wait as one without a row."""
+        """Whether a row's prompt is what follows an output, none of it computed yet: it can wait as
+        one without a row."""
         request = self._rows.requests[row]
-        return request is not None and request.took_over
+        assert request is not None
+        return request.took_over and int(self._rows.computed[row]) == request.cached_tokens

@@ -12,6 +12,7 @@ from ramet.runtime.memory.kv_memory import KVMemory
 from ramet.runtime.protocol.messages import EngineSampling
 from ramet.runtime.protocol.trie import Trie
 from ramet.runtime.scheduler.batch import FROM_DEVICE, PositionLogprobs, StepBatch, StepResult
+from ramet.runtime.scheduler.classes import CLASSES
 from ramet.runtime.scheduler.request import Request
 from ramet.runtime.scheduler.scheduler import Limits, MustDrain, Scheduler
 from ramet.runtime.scheduler.trie import trie_of
@@ -148,10 +149,10 @@ class World:
 
     def __init__(self, *, slots=2048, page=16, rows=8, context=512, vocab=50, overlap=False,
                  step_tokens=64, caching=True, eviction="lru", policy="fcfs",
-                 prompt_sizes=(), tiers=None):  # fmt: skip
+                 prompt_sizes=(), tiers=None, classes=CLASSES):  # fmt: skip
         self.memory = KVMemory(slots, page, caching=caching, eviction=eviction, tiers=tiers)
         limits = Limits(max_rows=rows, context_length=context, step_tokens=step_tokens,
-                        prompt_sizes=prompt_sizes)  # fmt: skip
+                        prompt_sizes=prompt_sizes, classes=classes)  # fmt: skip
         self.scheduler = Scheduler(limits, self.memory, policy=policy)
         self.runner = SimulatedRunner(self.memory.total, page, rows, context, vocab)
         self.vocab = vocab
@@ -199,10 +200,12 @@ class World:
         assert sorted(got) == list(range(start, len(tokens)))
         assert [got[i] for i in sorted(got)] == pytest.approx(want)
 
-    def add(self, rid: int, prompt, new: int, *, program=0, remaining=0, **sampling) -> Request:
+    def add(self, rid: int, prompt, new: int, *, program=0, remaining=0, cls="", then=None,
+            **sampling) -> Request:  # fmt: skip
         tokens = np.array(prompt, np.int32)
         request = Request(rid, b"c", EngineSampling(max_new_tokens=new, **sampling), tokens,
-                          len(tokens), program=program, remaining=remaining)  # fmt: skip
+                          len(tokens), program=program, remaining=remaining, cls=cls,
+                          then=then)  # fmt: skip
         self.scheduler.add(request)
         self.requests[rid] = request
         return request

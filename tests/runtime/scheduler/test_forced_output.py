@@ -149,3 +149,23 @@ def test_who_stands_aside_counts_in_the_queue_and_must_fit(make_world):
     world.scheduler.add(request(3, 0.0))
     with pytest.raises(QueueFullError):
         world.scheduler.add(request(4, 0.0), aside=True)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_goes_on_behind_forced_output_loses_no_slots(make_world, overlap):
+    world = make_world(overlap=overlap)
+    then = Request(2, b"c", EngineSampling(max_new_tokens=5), np.arange(3, dtype=np.int32), 3)
+    leader = world.add(1, range(20), 12, then=then)
+    while leader.row < 0 or world.scheduler.rows.known[leader.row] < 23:
+        world.step()
+    while world.flights:
+        world.land(*world.flights.pop(0))
+    scheduler = world.scheduler
+    assert scheduler.append_forced(leader.row, np.array([1, 2, 3], np.int32))
+    assert scheduler.go_on(leader, int(scheduler.rows.known[leader.row]))
+    scheduler.assert_consistent()
+    del world.requests[1]
+    world.requests[2] = then
+    world.run()
+    assert len(world.done[2]) == 5
+    assert world.memory.usage().held == 0
