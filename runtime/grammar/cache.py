@@ -17,16 +17,17 @@ class GrammarCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._grammars: OrderedDict[str, Grammar] = OrderedDict()
+        self._grammars: OrderedDict[str, tuple[Grammar, int]] = OrderedDict()
+        """With the bytes that each held when it was last asked for."""
+        self.nbytes = 0
         self._refusals: OrderedDict[str, tuple[ErrorInfo, float]] = OrderedDict()
 
     def find(self, key: str) -> Grammar | GrammarError | None:
         """A grammar, a fresh copy of the error that compiling it met, or None."""
-        grammar = self._grammars.get(key)
-        if grammar is not None:
-            self._grammars.move_to_end(key)
-            self._trim()
-            return grammar
+        kept = self._grammars.get(key)
+        if kept is not None:
+            self.keep(key, kept[0])  # weighed anew: a grammar grows while it is used
+            return kept[0]
         found = self._refusals.get(key)
         if found is None:
             return None
@@ -39,15 +40,16 @@ class GrammarCache:
 
     def keep(self, key: str, grammar: Grammar) -> None:
         """One larger than the whole bound is not kept."""
-        self._grammars[key] = grammar
-        self._grammars.move_to_end(key)
-        self._trim()
-
-    def _trim(self) -> None:
-        total = self.nbytes  # asked anew: a grammar grows while it is used
-        while self._grammars and total > self._max_bytes:
-            _, gone = self._grammars.popitem(last=False)
-            total -= gone.nbytes
+        if (before := self._grammars.pop(key, None)) is not None:
+            self.nbytes -= before[1]
+        size = grammar.nbytes
+        if size > self._max_bytes:
+            return  # nor do others go for it
+        self._grammars[key] = grammar, size
+        self.nbytes += size
+        while self.nbytes > self._max_bytes:
+            _, (_, gone) = self._grammars.popitem(last=False)
+            self.nbytes -= gone
 
     def refuse(self, key: str, error: GrammarError, *, for_good: bool) -> None:
         """Remember a failure; one that a quieter machine might not meet, for a minute."""
@@ -56,10 +58,6 @@ class GrammarCache:
         self._refusals.move_to_end(key)
         if len(self._refusals) > MAX_REFUSALS:
             self._refusals.popitem(last=False)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(grammar.nbytes for grammar in self._grammars.values())
 
     def __len__(self) -> int:
         return len(self._grammars)

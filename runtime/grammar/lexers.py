@@ -47,6 +47,18 @@ class Lexer:
         self.users.add(user)
         return self.start.deep_copy()
 
+    def is_worn(self) -> bool:
+        """Whether it has met its bound, whoever's work took it there. From then on it refuses every
+        token of every copy, and only who computes a mask is told why."""
+        probe = self.start.deep_copy()
+        probe.compute_bitmask()
+        return probe.is_error()
+
+    def is_replaced(self) -> bool:
+        """Whether another has its place, as somebody met its bound."""
+        owner = self.owner()
+        return owner is not None and not owner.holds(self)
+
     def emptier(self) -> Lexer | None:
         """One that has so many users less that one of this one's should go there."""
         owner = self.owner()
@@ -94,13 +106,18 @@ class Lexers:
             self._growth.ask(self)
         return found
 
-    def renew(self, worn: Lexer) -> Lexer:
-        """What takes the place of a lexer that has met its bound. Raises `GrammarError` if none can
-        be made."""
+    def holds(self, lexer: Lexer) -> bool:
+        """Whether it is still one of these."""
+        return self._all[lexer.at] is lexer
+
+    def renew(self, worn: Lexer) -> tuple[Lexer, bool]:
+        """What takes the place of a lexer that has met its bound, and whether it was made for this.
+        Raises `GrammarError` if none can be made."""
         with self._lock:
-            if self._all[worn.at] is worn:
+            made = self.holds(worn)
+            if made:
                 self._all[worn.at] = self._made(worn.at)
-            return self._all[worn.at]
+            return self._all[worn.at], made
 
     def grow(self) -> bool:
         """Add one; whether it is not the last that is wanted now. Raises what `renew` does."""

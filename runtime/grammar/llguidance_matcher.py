@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from ctypes import addressof, c_int32
 from time import perf_counter, thread_time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,7 @@ CALL_SECONDS = 0.005
 MOST_OWED = 1.0
 """Seconds that an output may owe: all others wait while it is followed."""
 _INT32 = np.dtype(np.int32)
+_T = TypeVar("_T")
 
 
 class LLGuidanceGrammar:
@@ -130,9 +131,7 @@ class LLGuidanceMatcher:
     def filled(self, row: MaskRow) -> None:
         """The library has computed ``row``, or failed."""
         if self._inner.is_error():
-            self.begin_anew()
-            self._compute(row)
-            check(self._inner)
+            self._again(lambda: self._compute(row))
         self._keep(row)
 
     def _compute(self, row: MaskRow) -> None:
@@ -181,9 +180,7 @@ class LLGuidanceMatcher:
         """The tokenizer given to the library ends with a made-up end, cut off here."""
         mask = self.inner.compute_bitmask()
         if self._inner.is_error():
-            self.begin_anew()
-            mask = self._inner.compute_bitmask()
-            check(self._inner)
+            mask = self._again(lambda: self._inner.compute_bitmask())
         row[:] = np.frombuffer(mask, np.int32)[: len(row)]
         if self._vocabulary.size & 31:
             row[-1] &= np.int32((1 << (self._vocabulary.size & 31)) - 1)
@@ -203,10 +200,8 @@ class LLGuidanceMatcher:
         inner, began, computed = self.inner, perf_counter(), self._computed
         taken = inner.try_consume_tokens([token])
         self._spend(began, computed)
-        if self._inner.is_error():
-            self.begin_anew()
-            taken = self._inner.try_consume_tokens([token])
-            check(self._inner)
+        if self._inner.is_error() or (not taken and self.lexer.is_worn()):
+            taken = self._again(lambda: self._inner.try_consume_tokens([token]))
         if taken:
             self.took(token)
         return taken == 1
@@ -258,8 +253,8 @@ class LLGuidanceMatcher:
             del self._tokens[-back:], self._places[-back:]
             read = max(back - self._unread, 0)
             self._unread = max(self._unread - back, 0)
-            if read and (not self._inner.rollback(read) or self._inner.is_error()):
-                self.begin_anew()
+            if read:  # the library's own way back may leave it the mask of where it was
+                self._inner, self._unread = self.lexer.copy(self), len(self._tokens)
 
     def can_end(self) -> bool:
         return self._ended or self.inner.is_accepting()
@@ -286,10 +281,9 @@ class LLGuidanceMatcher:
         if place is not None and place.forced is not None:
             return list(place.forced)
         tokens = self.inner.compute_ff_tokens()
-        if self._inner.is_error():
-            self.begin_anew()
-            tokens = self._inner.compute_ff_tokens()
-            check(self._inner)
+        # Of a worn lexer the library says that nothing must come.
+        if self._inner.is_error() or (not tokens and self.lexer.is_replaced()):
+            tokens = self._again(lambda: self._inner.compute_ff_tokens())
         for i, token in enumerate(tokens):
             if token >= self._vocabulary.size or token in self._ends:
                 del tokens[i:]
@@ -306,15 +300,31 @@ class LLGuidanceMatcher:
         twin._places = self._places.copy()
         return twin
 
-    def begin_anew(self) -> None:
+    def begin_anew(self) -> bool:
         """After an error, which the library never leaves, or where it may have gone on by more than
-        was accepted: the same tokens with a fresh lexer. Raises `GrammarError` if that fails."""
-        fresh = self._grammar.lexers.renew(self.lexer)
-        self.lexer.users.discard(self)
-        self.lexer, self._inner, self._unread = fresh, fresh.copy(self), 0
-        if self._tokens:
-            self._inner.consume_tokens(self._tokens)
-        check(self._inner)
+        was accepted: the same tokens with another lexer. Whether that is used by nobody else yet.
+        Raises `GrammarError` if that fails with such a one."""
+        while True:
+            fresh, made = self._grammar.lexers.renew(self.lexer)
+            self.lexer.users.discard(self)
+            self.lexer, self._inner, self._unread = fresh, fresh.copy(self), 0
+            if self._tokens:
+                self._inner.consume_tokens(self._tokens)
+            if made or not self._inner.is_error():
+                check(self._inner)
+                return made
+
+    def _again(self, call: Callable[[], _T]) -> _T:
+        """What ``call`` says with another lexer: at last with one that nobody has worn out before.
+        Raises `GrammarError` if it fails with that."""
+        while True:
+            made = self.begin_anew()
+            said = call()
+            if not self._inner.is_error() and (said != 0 or made or not self.lexer.is_worn()):
+                return said
+            if made:
+                check(self._inner)
+                return said
 
     def move(self, lexer: Lexer) -> int:
         """Go on with another lexer, if the output is short enough to be read again and that meets

@@ -86,8 +86,18 @@ class MaskCache:
     def _has_room(self, size: int) -> bool:
         """Whether so much may be added; if not, there is room for what comes next."""
         if self.nbytes + size > self._max_bytes:
-            self.start = Place()
-            self.nbytes = 0
+            self._begin_anew()
             return False
         self.nbytes += size
         return True
+
+    def _begin_anew(self) -> None:
+        """Outputs that stand still, as they wait or think, hold places: each lets go of the others,
+        or every such output would hold the tree of its day."""
+        todo, self.start = [self.start], Place()
+        self.nbytes = 0
+        while todo:
+            place = todo.pop()
+            todo += place.after.values()
+            place.after.clear()
+            place.row = None

@@ -17,8 +17,10 @@ from .vocabulary import Vocabulary
 
 MAX_ROW_BYTES = 16 << 20
 """Memory for mask rows of one grammar."""
-_PLANS = 4_096
-"""Forced tokens remembered by one grammar."""
+_PLANNED = 32_768
+"""Forced tokens remembered by one grammar, ..."""
+_PLANNED_BYTES = 40
+"""... and what each takes."""
 _CONTEXT = 4
 """Tokens before forced ones that are looked at."""
 
@@ -53,6 +55,7 @@ class OutlinesGrammar:
         self._rows: OrderedDict[int, _State] = OrderedDict()
         self._kept = max(MAX_ROW_BYTES // (vocabulary.words * 4), 16)
         self._plans: OrderedDict[tuple[int, tuple[int, ...]], tuple[int, ...]] = OrderedDict()
+        self._planned = 0
         state = self.state(self.start)
         if state.dead and not state.final:
             raise GrammarError("no token of the model can begin a match")
@@ -61,7 +64,8 @@ class OutlinesGrammar:
     def nbytes(self) -> int:
         """With room for the rows it may come to hold."""
         rows = min(self.automaton.states, self._kept) * self.vocabulary.words * 4
-        return self._fixed_bytes + self.automaton.nbytes + rows
+        plans = self._planned * _PLANNED_BYTES
+        return self._fixed_bytes + self.automaton.nbytes + rows + plans
 
     def matcher(self) -> OutlinesMatcher:
         """A fresh matcher at the start of an output."""
@@ -106,8 +110,9 @@ class OutlinesGrammar:
             )
             known = self._agreed(state, ids)
             self._plans[key] = known
-            if len(self._plans) > _PLANS:
-                self._plans.popitem(last=False)
+            self._planned += len(known) + _CONTEXT
+            while self._planned > _PLANNED:
+                self._planned -= len(self._plans.popitem(last=False)[1]) + _CONTEXT
         return known
 
     def _agreed(self, state: int, ids: Sequence[int]) -> tuple[int, ...]:
@@ -220,7 +225,7 @@ class OutlinesMatcher:
         elif jumps:
             return False
         else:
-            behind = plan[1:] or None if plan and plan[0] == token else None
+            behind = (plan[1:] or None) if plan and plan[0] == token else None
         self._push(token)
         self._state, self._place, self._plan = after, place, behind
         return True

@@ -48,3 +48,26 @@ def test_one_that_is_larger_than_all_room_is_still_handed_out_once():
     grammar.nbytes = 500
     assert cache.find("a") is grammar
     assert cache.find("a") is None
+
+
+def test_a_hit_asks_no_other_grammar_what_it_holds():
+    """Thousands may be kept, and the engine waits for a hit."""
+
+    class Asked(Growing):
+        def __init__(self) -> None:
+            self.asked = 0
+
+        @property
+        def nbytes(self) -> int:
+            self.asked += 1
+            return 10
+
+    cache = GrammarCache(5_000)
+    grammars = [Asked() for _ in range(500)]
+    for i, grammar in enumerate(grammars):
+        cache.keep(str(i), grammar)
+    before = sum(grammar.asked for grammar in grammars)
+    for _ in range(10):
+        assert cache.find("7") is grammars[7]
+    assert sum(grammar.asked for grammar in grammars) <= before + 20
+    assert cache.nbytes == 5_000

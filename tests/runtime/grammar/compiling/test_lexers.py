@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import random
 import threading
 import weakref
 
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLParserLimits
+from ramet.runtime.grammar import llguidance_backend
 from ramet.runtime.grammar.lexers import CROWD, MOST_BYTES, Growth, Lexers, threads_at_once
 from ramet.runtime.grammar.llguidance_backend import LLGuidanceBackend
 from ramet.runtime.grammar.llguidance_matcher import MOST_READ
@@ -325,3 +328,79 @@ def test_many_lexers_are_as_one(spec, walks):
             assert (mine.can_end(), mine.is_done()) == (other.can_end(), other.is_done())
     assert len(many.lexers) == 2
     assert not any(walks) or min(users(many)) > 0
+
+
+@pytest.fixture
+def tight(monkeypatch):
+    """Lexers of few states."""
+    limits = LLParserLimits(max_lexer_states=200, verbose_errors=False)
+    monkeypatch.setattr(llguidance_backend, "_limits", lambda: limits)
+
+
+def wear_out(grammar, row):
+    """An output that takes a lexer to its bound, and goes on with a fresh one."""
+    other, draw = grammar.matcher(), random.Random(1)
+    first = other.lexer
+    for _ in range(1000):
+        other.fill(row)
+        if other.lexer is not first:
+            return
+        assert other.accept(draw.choice(b"ab"))
+    pytest.fail("the lexer did not meet its bound")
+
+
+def test_an_output_goes_on_when_another_wears_out_their_lexer(tight, small):
+    """The library tells whom it computes a mask for; it refuses all others' tokens and ends."""
+    grammar = LLGuidanceBackend(1).compile(Spec.of("regex", "([ab]*a[ab]{9}c)?[abd]*"), small)
+    row = np.zeros(small.words, np.int32)
+    held = [grammar.matcher() for _ in range(3)]
+    for matcher in held:
+        assert matcher.accept(ord("b"))
+        matcher.fill(row)
+    assert held[2].accept(ord("d"))
+    wear_out(grammar, row)
+    assert held[0].accept(ord("d"))
+    assert not held[0].accept(ord("x"))
+    assert held[1].can_end()
+    assert held[1].accept(small.eos_ids[0])
+    assert held[1].is_done()
+    assert held[2].accept(ord("d"))
+
+
+def test_who_meets_the_bound_of_a_lexer_while_accepting_goes_on(tight, small):
+    """The library says no more than that the token may not come."""
+    grammar = LLGuidanceBackend(1).compile(Spec.of("regex", "([ab]*a[ab]{9}c)?[ab]*"), small)
+    draw = random.Random(2)
+    grammar.matcher().fill(np.zeros(small.words, np.int32))  # sets the bound
+    first = grammar.lexers._all[0]
+    matcher = grammar.matcher()
+    for at in range(400):
+        assert matcher.accept(draw.choice([ord("a"), ord("b"), 258])), at
+    assert matcher.lexer is not first
+    assert matcher.can_end()
+
+
+def test_who_begins_anew_has_a_lexer_of_its_own_at_last(tight, small):
+    """The one that took the place of a worn one may be as worn."""
+    grammar = LLGuidanceBackend(1).compile(Spec.of("regex", "([ab]*a[ab]{9}c)?[abd]*"), small)
+    row, draw = np.zeros(small.words, np.int32), random.Random(3)
+    held = grammar.matcher()
+    assert held.accept(ord("b"))
+    wear_out(grammar, row)
+    inner = grammar.lexers._all[0].start.deep_copy()
+    inner.compute_bitmask()
+    while inner.consume_token(draw.choice(b"ab")):
+        pass
+    assert held.accept(ord("d"))
+    held.fill(row)
+
+
+def test_what_must_come_is_known_of_a_worn_lexer_too(tight, small):
+    """The library says that nothing must."""
+    grammar = LLGuidanceBackend(1).compile(
+        Spec.of("regex", "([ab]*a[ab]{9}c)?[abd]*|xyzxyz[ab]*"), small
+    )
+    held = grammar.matcher()
+    assert held.accept(ord("x"))
+    wear_out(grammar, np.zeros(small.words, np.int32))
+    assert held.forced_tokens([]) == list(b"yzxyz")

@@ -272,3 +272,21 @@ def test_an_output_that_takes_ever_longer_to_follow_ends(small, monkeypatch):
     assert all(matcher.accept(byte) for byte in b"b" + b"a(baaa)" * 400)
     assert matcher._owed == 0
     assert not matcher.slow
+
+
+@pytest.mark.parametrize("fills", [0, 1])
+def test_a_mask_after_going_back_is_that_of_where_the_output_is(fills):
+    tokens = [*(bytes((i,)) for i in range(256)), b"yy", b"(z", b"(x", b""]
+    small = Vocabulary(tokens, eos_ids=[259])
+    text = 'root ::= c b\na ::= "(" | "xy"\nb ::= "y" | "xy" "y" | b\nc ::= "(" | "(" [x-z]'
+    backend, rows = LLGuidanceBackend(1), np.zeros((2, small.words), np.int32)
+    matcher, fresh = (backend.compile(Spec.of("ebnf", text), small).matcher() for _ in range(2))
+    for token, row in ((258, rows[0]), (ord("x"), None)):
+        assert matcher.accept(token)
+        if fills and row is not None:
+            matcher.fill(row)
+    matcher.rollback(2)
+    for one, row in zip((matcher, fresh), rows):
+        assert one.accept(257)
+        one.fill(row)
+    np.testing.assert_array_equal(*rows)

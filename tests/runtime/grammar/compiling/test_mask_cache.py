@@ -257,3 +257,17 @@ def test_rows_come_back_as_they_were(words):
     assert cache.copy(cache.start, out)
     assert np.array_equal(out, row)
     assert cache.nbytes <= max(row.nbytes, 1000)
+
+
+def test_who_stands_still_keeps_nothing_of_a_tree_that_is_forgotten():
+    """Outputs that think, or wait for a row, hold the places where they are."""
+    cache = MaskCache(6000)
+    start, held = cache.start, [cache.start]
+    for token in range(3):
+        held.append(cache.next(held, token))
+    cache.keep(held[-1], np.ones(200, np.int32))
+    walk = [start]
+    while cache.start is start:
+        place = cache.next(walk, 7)
+        walk = [start] if place is None else [*walk, place]
+    assert [(place.after, place.row) for place in held] == [({}, None)] * 4

@@ -249,6 +249,21 @@ def test_rows_kept_are_bounded(letters, walks, monkeypatch):
     assert walks.takes(grammar, letters, "a" * 40 + "b")
 
 
+def test_plans_kept_are_bounded_and_counted(letters, walks, monkeypatch):
+    monkeypatch.setattr(outlines_matcher, "_PLANNED", 100)
+    grammar = walks.compile("([ab]!{3}){40}", letters)
+    before, planned = grammar.nbytes, 0
+    matcher = grammar.matcher()
+    for _ in range(40):
+        assert matcher.accept(letters.ids_of_bytes[b"a"])
+        forced = matcher.forced_tokens([])
+        planned += len(forced)
+        assert all(matcher.accept(token) for token in forced)
+    assert planned == 120
+    assert 50 < grammar._planned <= 100
+    assert before + 50 * 40 < grammar.nbytes <= before + 100 * 40
+
+
 def test_what_crosses_from_the_worker_is_the_same_grammar(real, walks):
     backend, spec = OutlinesBackend(), Spec.of("regex", r"(item|itemise) [0-9]{1,3}(, ok)?")
     bare = Vocabulary(real.tokens, size=real.size, eos_ids=real.eos_ids)
