@@ -149,11 +149,13 @@ class World:
 
     def __init__(self, *, slots=2048, page=16, rows=8, context=512, vocab=50, overlap=False,
                  step_tokens=64, caching=True, eviction="lru", policy="fcfs",
-                 prompt_sizes=(), tiers=None, classes=CLASSES):  # fmt: skip
+                 prompt_sizes=(), tiers=None, classes=CLASSES, conservativeness=1.0):  # fmt: skip
         self.memory = KVMemory(slots, page, caching=caching, eviction=eviction, tiers=tiers)
         limits = Limits(max_rows=rows, context_length=context, step_tokens=step_tokens,
                         prompt_sizes=prompt_sizes, classes=classes)  # fmt: skip
-        self.scheduler = Scheduler(limits, self.memory, policy=policy)
+        self.scheduler = Scheduler(
+            limits, self.memory, policy=policy, conservativeness=conservativeness
+        )
         self.runner = SimulatedRunner(self.memory.total, page, rows, context, vocab)
         self.vocab = vocab
         self.overlap = overlap

@@ -14,7 +14,14 @@ from ramet.runtime.scheduler.scheduler import MustDrain
 from ramet.runtime.scheduler.turns import MOST_AT_ONCE, MOST_WAITED
 
 NARROW = {**CLASSES, "narrow": PriorityClass(max_running=1)}
-PLENTY = {"slots": 32768, "rows": 64, "context": 512, "step_tokens": 2048, "prompt_sizes": (16, 64)}
+PLENTY = {
+    "slots": 32768,
+    "rows": 64,
+    "context": 512,
+    "step_tokens": 2048,
+    "prompt_sizes": (16, 64),
+    "conservativeness": 0.14,
+}
 
 
 def tokens_of(seed: int, count: int) -> list[int]:
@@ -32,14 +39,16 @@ def turns(make_world):
         launch = world.runner.launch
 
         def watch(batch):
-            assert batch.num_decodes in (0, len(batch.rows)), "steps of both kinds"
+            mixed = batch.num_decodes not in (0, len(batch.rows))
+            assert not (mixed and world.scheduler.limits.prompt_sizes), "steps of both kinds"
             kinds.append("d" if batch.num_decodes else "p")
             return launch(batch)
 
         for rid in range(decoding):
             world.add(rid, range(rid * 10, rid * 10 + 10), new, cls=cls)
         while world.scheduler.waiting or len(world.scheduler.rows.decoding) < decoding:
-            world.step()
+            assert world.step()
+            assert not world.done, "not all of them decode at a time"
         world.step()
         world.runner.launch = watch
 
@@ -136,6 +145,17 @@ def test_prompts_without_kv_are_not_waited_for(turns):
     assert "ppp" not in world.after(30)
 
 
+def test_who_was_asked_in_vain_is_asked_again_no_sooner_than_one_that_comes(turns):
+    world = turns(20, new=100, page=1, slots=700)
+    world.add(100, tokens_of(1, 480), 20)
+    asked = []
+    for _ in range(5 * MOST_WAITED):
+        asked.append(world.scheduler._turns.prompts_next())
+        world.step()
+    assert "p" not in world.kinds
+    assert asked == ([False] * (MOST_WAITED - 1) + [True]) * 5
+
+
 def test_a_step_that_must_be_planned_again_takes_no_turn(turns):
     world = turns(20, new=100, page=1, slots=512)
     world.memory.allocate(world.memory.available, 0, -1)
@@ -215,6 +235,9 @@ def test_who_somebody_made_way_for_does_not_wait_for_a_turn_as_well(turns):
         world = turns(
             24, cls="batch", new=120, page=1, slots=640, rows=32, prompt_sizes=sizes
         )  # fmt: skip
+        other = world.add(99, range(5), 300)
+        while not world.scheduler.rows.decoding.tolist().count(other.row):
+            world.step()
         urgent = world.add(100, range(1000, 1480), 4)
         count = 0
         while not urgent.admitted:
