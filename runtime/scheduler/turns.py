@@ -34,6 +34,8 @@ class Turns:
         self._waiting = waiting
         self._preemption = preemption
         self._prompt_tokens = prompt_tokens
+        self._begun: IntArray = rows.begun
+        """When a turn was last asked for."""
         self._owed = 0
         """Steps that prompts have waited for since the last of theirs, all together."""
         self._waited = 0
@@ -41,7 +43,10 @@ class Turns:
 
     def prompts_next(self) -> bool:
         """Whether the next step is for prompts alone. It is not where nothing decodes: then a step
-        needs no captured size. Changes nothing."""
+        needs no captured size. No turn is taken by asking."""
+        self._begun = self._rows.begun
+        if not self._somebody:
+            return False
         decoding = self._rows.decoding
         return len(decoding) > 0 and self._pays(decoding)
 
@@ -53,20 +58,27 @@ class Turns:
         if prompts:
             self._at_once += 1
             return
-        begun = self._rows.begun
-        self._owed += self._ready(begun)
-        self._waited += bool(len(begun) or (self._waiting and self._rows.has_room))
         self._at_once = 0
+        if self._somebody:
+            self._owed += self._ready
+            self._waited += 1
 
     def hurry(self) -> None:
         """Somebody made way for a prompt: it waits for no others."""
         self._waited = MOST_WAITED
 
-    def _ready(self, begun: IntArray) -> int:
+    @property
+    def _somebody(self) -> bool:
+        """Whether any prompt is there that a row is there for."""
+        return len(self._begun) > 0 or (len(self._waiting) > 0 and self._rows.has_room)
+
+    @property
+    def _ready(self) -> int:
         """How many prompts have a row, or could be let in by the next step, about."""
-        rows, waiting = self._rows, self._waiting
-        begun_tokens = int((rows.target[begun] - rows.computed[begun]).sum())
-        if not waiting or not rows.has_room or begun_tokens >= self._prompt_tokens:
+        rows, waiting, begun = self._rows, self._waiting, self._begun
+        if not waiting or not rows.has_room:
+            return len(begun)
+        if (rows.target[begun] - rows.computed[begun]).sum() >= self._prompt_tokens:
             return len(begun)
         if self._preemption.refused is not None:
             return len(begun) + 1
@@ -79,21 +91,18 @@ class Turns:
     def _pays(self, decoding: IntArray) -> bool:
         """Whether rows that decode should wait for a step of prompts."""
         rows, waiting = self._rows, self._waiting
-        begun = rows.begun
-        levels = rows.level[begun].tolist()
+        levels = rows.level[self._begun].tolist()
         if waiting and rows.has_room:
             levels.append(waiting.most_urgent)
-        if not levels:
-            return False
         level, others = min(levels), int(rows.level[decoding].min())
-        ready = self._ready(begun)
+        ready = self._ready
         if self._at_once:
             return level <= others and ready > len(decoding) and self._at_once < MOST_AT_ONCE
         if level < others or self._waited + 1 >= MOST_WAITED:
             return True
         if level > others:
             return False
-        if any(not self._follows(row) for row in begun.tolist()):
+        if any(not self._follows(row) for row in self._begun.tolist()):
             return True
         return ready > 0 and self._owed + ready >= len(decoding) * WORTH
 
