@@ -221,6 +221,7 @@ class _Decodes:
         for line, item, n in zip(index, items, lengths):
             low = self.lows[item]
             line[:n] = self.lines[item][low : low + n]
+            line[n:] = line[0]  # a key of its own: another's may be NaN, which no mask hides
         mask = None
         if min(lengths) < length:
             seen = torch.arange(length) < torch.tensor(lengths).unsqueeze(1)

@@ -93,7 +93,10 @@ class Departures:
         peer = self._connections[request.connection]
         peer.requests.pop(request.rid, None)
         node, kept = None, None
-        if request.then is not None and error is None and reason != "abort":
+        then = request.then
+        if then is not None and then.rid in peer.requests:
+            then = request.then = None  # somebody else has its number by now
+        if then is not None and error is None and reason != "abort":
             kept = self._kept(peer, request, Ending(reason, matched, text_bytes))
         went_on = kept is not None and self._scheduler.go_on(request, kept)
         if not removed and not went_on:

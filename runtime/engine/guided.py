@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..protocol.errors import GrammarError, RametError
+from ..protocol.errors import GrammarError
 from ..scheduler.batch import IntArray
 from ..scheduler.request import Request
 from ..scheduler.scheduler import Scheduler
@@ -37,7 +37,7 @@ class Guided:
         self._scheduler.add(request, aside=True)
         try:
             self.guides.start(request)
-        except RametError:
+        except Exception:
             self._scheduler.remove(request)
             raise
 
@@ -104,18 +104,22 @@ class Guided:
         """Whether the ``made``-th token of the output ends it."""
         if not request.heal_left:
             return self._endings.of(request, token, made)
-        scheduler = self._scheduler
-        context = scheduler.limits.classes[request.cls].context_length
-        most = min(context or scheduler.limits.context_length, scheduler.limits.context_length)
-        data = leave_prefix(request, scheduler.rows, self._endings.token_bytes[token], most)
+        data = leave_prefix(
+            request, self._scheduler.rows, self._endings.token_bytes[token], self._context(request)
+        )
         if data:
             return self._endings.of(request, token, made, data)
         return Ending("length") if made >= request.sampling.max_new_tokens else None
 
-    @staticmethod
-    def _room(request: Request) -> int:
+    def _room(self, request: Request) -> int:
         """Tokens that the output may have, those of nothing but its prefix included."""
-        return request.sampling.max_new_tokens + request.heal_left
+        wanted = request.sampling.max_new_tokens + request.heal_left
+        return min(wanted, self._context(request) - request.prompt_len)
+
+    def _context(self, request: Request) -> int:
+        limits = self._scheduler.limits
+        own = limits.classes[request.cls].context_length
+        return min(own or limits.context_length, limits.context_length)
 
     def _begin(self, request: Request) -> Outcome:
         """What must come first is output before anything is computed."""

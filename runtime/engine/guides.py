@@ -290,6 +290,7 @@ def may_jump(sampling: EngineSampling) -> bool:
     return (
         sampling.jump_forward
         and not sampling.logprobs
+        and sampling.logprob_start < 0
         and sampling.repetition_penalty == 1.0
         and sampling.frequency_penalty == 0.0
         and sampling.presence_penalty == 0.0

@@ -72,10 +72,11 @@ class Handles:
             return None
         return np.concatenate((kept.tokens[:length], ids))
 
-    def near(self, handle: int, length: int) -> Node | None:
-        """A node on the path of the handle's first ``length`` tokens, if it is still there."""
+    def near(self, handle: int, length: int, namespace: bytes) -> Node | None:
+        """A node on the path of the handle's first ``length`` tokens, if it is still there and of
+        the namespace."""
         kept = self._kept.get(handle)
-        node = None if kept is None else kept.node
+        node = None if kept is None or kept.namespace != namespace else kept.node
         if node is None or node.parent is None:
             return None
         depth = node.depth()

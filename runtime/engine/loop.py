@@ -184,13 +184,13 @@ class Engine:
                 raise GrammarError("this engine has no grammar backend")
             else:
                 self._guided.start(request)
-        except RametError as error:
+        except Exception as error:  # no fault of others, whatever it is
             peer.outbox.finish(
                 Finish(
                     rid=message.rid,
                     reason="abort",
                     prompt_tokens=0 if request is None else request.prompt_len,
-                    error=ErrorInfo.of(error),
+                    error=ErrorInfo.of(_told(error, message.rid)),
                 )
             )
             return
@@ -260,3 +260,11 @@ class Engine:
         ticket.mask(rows)
         for request, error in failed:
             self._departures.fail(request, error)
+
+
+def _told(error: Exception, rid: int) -> RametError:
+    """What is said of a request that could not begin. What is not said on purpose is logged."""
+    if isinstance(error, RametError):
+        return error
+    log.error("request %d could not begin", rid, exc_info=error)
+    return RametError(f"the engine could not begin it: {type(error).__name__}; its log says more")

@@ -65,10 +65,15 @@ class Outputs:
             peer.outbox.prompt(PromptLogprobs(rid=request.rid, start=start, values=data))
         return bad
 
-    def prompt_logprobs(self, planned: Planned, result: StepResult) -> None:
+    def prompt_logprobs(self, planned: Planned, result: StepResult) -> list[Request]:
+        """Log-probs of prompts. Returns the requests for which the model gave NaN."""
+        bad: list[Request] = []
         for (request, start), found in zip(planned.scored, result.prompt_logprobs):
             peer = self._connections.get(request.connection)
             if peer is None or peer.requests.get(request.rid) is not request:
+                continue
+            if np.isnan(found.values).any():
+                bad.append(request)
                 continue
             peer.outbox.prompt(
                 PromptLogprobs(
@@ -78,6 +83,7 @@ class Outputs:
                     top=_tops(found, request.sampling.top_logprobs),
                 )
             )
+        return bad
 
 
 def _top(ids: IntArray, values: npt.NDArray[np.float32]) -> TopLogprobs:

@@ -40,8 +40,8 @@ class Samples:
 
     def take_in(self, planned: Planned, result: StepResult) -> None:
         """Enter a step's samples, end what ends, tell the gateways."""
-        self._outputs.prompt_logprobs(planned, result)
-        for request in self._outputs.tries(planned, result):
+        bad_scores = self._outputs.prompt_logprobs(planned, result)
+        for request in (*bad_scores, *self._outputs.tries(planned, result)):
             self._departures.fail(request, RametError(NAN_LOGITS), poisoned=True)
         rows = self._rows
         alive = rows.epoch[planned.rows] == planned.epochs

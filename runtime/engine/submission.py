@@ -18,6 +18,7 @@ MAX_STOP_IDS = 1024
 """The request with the most sets how many every row is compared with, at every step."""
 MAX_MARKS = 256
 MAX_HEAL_BYTES = 4096
+MAX_FOLLOWERS = 64
 _INT32, _INT64 = 2**31, 2**63
 
 
@@ -28,17 +29,14 @@ def request_of(
 
     Raises `BadInputError` for what no step could compute.
     """
-    if not 0 <= message.rid < _INT64:
-        raise BadInputError(f"request ids must be in [0, 2^63), not {message.rid}", param="rid")
-    if not 0 <= message.remaining < _INT64:
-        raise BadInputError(f"remaining must not be {message.remaining}", param="remaining")
+    _check_numbers(message)
     check_sampling(message.sampling, vocab_size)
     then = None if message.then is None else _then(message.then, message, connection, vocab_size)
     tokens: IntArray | None = make_tokens(message.ids)
     base = () if message.base is None else (message.base,)
     near = None
     if message.base is not None:
-        near = handles.near(message.base, message.base_len)
+        near = handles.near(message.base, message.base_len, message.namespace)
         tokens = handles.extend(message.base, message.base_len, tokens)
         if tokens is None:
             return None
@@ -81,10 +79,32 @@ def request_of(
     )
 
 
+def _check_numbers(message: Submit) -> None:
+    """Of a request, and of all that go on where it ends."""
+    rids: set[int] = set()
+    at: Submit | None = message
+    while at is not None:
+        if not 0 <= at.rid < _INT64 or at.rid in rids:
+            raise BadInputError(
+                f"request ids must be in [0, 2^63), each once, not {at.rid}", param="rid"
+            )
+        rids.add(at.rid)
+        if len(rids) > MAX_FOLLOWERS:
+            raise BadInputError(
+                f"more than {MAX_FOLLOWERS} go on one after the other", param="then"
+            )
+        if not 0 <= at.remaining < _INT64:
+            raise BadInputError(f"remaining must not be {at.remaining}", param="remaining")
+        if not -_INT32 <= at.priority < _INT32:
+            raise BadInputError(f"priority must not be {at.priority}", param="priority")
+        at = at.then
+
+
 def _then(message: Submit, before: Submit, connection: bytes, vocab_size: int) -> Request:
     """What goes on where a request ends. Raises `BadInputError`."""
     if message.base is not None or message.trie is not None or message.marks or (
         message.sampling.constraint is not None or message.sampling.heal
+        or message.sampling.logprob_start >= 0
     ) or before.trie is not None or not message.sampling.max_new_tokens:  # fmt: skip
         raise BadInputError("what goes on where another ends only generates", param="then")
     tokens = make_tokens(message.ids)

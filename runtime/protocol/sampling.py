@@ -16,6 +16,8 @@ MAX_STOPS = 64
 MAX_STOP_BYTES = 1024
 MAX_TOP_LOGPROBS = 100
 MAX_SAMPLES = 1024
+LEAST_PENALTY, MOST_BIAS = 1e-6, 1e30
+"""What float32 still tells from 0 and from infinity after a multiplication or two."""
 
 ALIASES = {
     "max_tokens": "max_new_tokens",
@@ -102,8 +104,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for name in ("frequency_penalty", "presence_penalty"):
             if not -2 <= getattr(self, name) <= 2:
                 raise _bad(name, getattr(self, name), "in [-2, 2]")
-        if not 0 < self.repetition_penalty <= 2:
-            raise _bad("repetition_penalty", self.repetition_penalty, "in (0, 2]")
+        if not LEAST_PENALTY <= self.repetition_penalty <= 2:
+            wanted = f"in [{LEAST_PENALTY:g}, 2]"
+            raise _bad("repetition_penalty", self.repetition_penalty, wanted)
         if not 0 <= self.top_logprobs_num <= MAX_TOP_LOGPROBS:
             raise _bad("top_logprobs_num", self.top_logprobs_num, f"in [0, {MAX_TOP_LOGPROBS}]")
         if self.logprob_start_len < -1:
@@ -122,8 +125,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if vocab_size is not None:
             self.check_ids(vocab_size)
         for token, bias in self.logit_bias.items():
-            if not math.isfinite(bias):
-                raise _bad("logit_bias", {token: bias}, "finite numbers")
+            if not abs(bias) <= MOST_BIAS:  # nor is it NaN
+                raise _bad("logit_bias", {token: bias}, f"numbers of at most ±{MOST_BIAS:g}")
         return self
 
     def check_ids(self, vocab_size: int) -> None:

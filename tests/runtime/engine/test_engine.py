@@ -18,6 +18,7 @@ from ramet.runtime.protocol.messages import (
     Release,
     Submit,
 )
+from ramet.runtime.protocol.sampling import Constraint
 from ramet.runtime.scheduler.scheduler import Limits, Scheduler
 
 VOCAB = 26
@@ -334,3 +335,40 @@ def test_the_tree_is_asked_about_while_requests_run(started):
     assert client.answers[6].data["here"] == {"index": 0, "reason": "empty"}
     assert len(client.answers[7].data["nodes"]) <= 5
     assert "limit" in client.answers[8].error.message
+
+
+def test_a_scored_prompt_with_nan_fails_and_is_not_cached(started):
+    engine, connect = started
+    inner = engine.runner.inner
+    launch = inner.launch
+
+    def sick(batch):
+        result = launch(batch)
+        for found in result.prompt_logprobs:
+            found.values[-1] = np.nan
+        return result
+
+    inner.launch = sick
+    client = connect()
+    client.run(1, range(20), 0, logprob_start=0)
+    error = client.finished[1].error
+    assert error is not None
+    assert "NaN" in error.message
+    assert engine.scheduler.memory.peek(np.arange(20, dtype=np.int32), b"") == 0
+
+
+def test_what_breaks_while_a_request_begins_is_its_own_error(started, letters, caplog):
+    """No file left for the first grammar's process, say."""
+    engine, connect = started
+    client = connect()
+
+    def no_files(spec):
+        raise OSError(24, "Too many open files")
+
+    letters.submit = no_files
+    asked = Constraint("regex", "abc")
+    assert client.run(1, [1, 2], 4, constraint=asked) == []
+    assert "OSError" in client.finished[1].error.message
+    assert "Too many open files" in caplog.text
+    assert not engine.scheduler.aside
+    assert len(client.run(2, [1, 2], 4)) == 4

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from ramet.runtime.engine.handles import Handles
-from ramet.runtime.engine.submission import request_of
+from ramet.runtime.engine.submission import MAX_FOLLOWERS, request_of
 from ramet.runtime.memory.kv_memory import KVMemory
 from ramet.runtime.protocol import BadInputError
 from ramet.runtime.protocol.messages import Abort, EngineSampling, Submit
@@ -247,6 +248,11 @@ def test_lines_among_others_in_a_small_pool(engine, client, expected, seed):
         {"sampling": EngineSampling(max_new_tokens=0)},
         {"sampling": EngineSampling(max_new_tokens=4, heal=b"x")},
         {"sampling": EngineSampling(max_new_tokens=4, stop_ids=(26,))},
+        {"sampling": EngineSampling(max_new_tokens=4, logprob_start=0)},
+        {"rid": 1 << 63},
+        {"rid": 1},
+        {"remaining": 1 << 63},
+        {"priority": 1 << 31},
     ],
 )
 def test_what_no_step_could_compute_is_refused(then, memory_handles):
@@ -254,3 +260,27 @@ def test_what_no_step_could_compute_is_refused(then, memory_handles):
     message = submit(1, [1], 4, Submit(**fields))
     with pytest.raises(BadInputError):
         request_of(message, b"", memory_handles, 26)
+
+
+def test_many_that_go_on_are_refused(memory_handles):
+    message = submit(100, [1], 2)
+    for rid in range(MAX_FOLLOWERS - 1):
+        message = submit(rid, [1], 2, message)
+    assert request_of(message, b"", memory_handles, 26) is not None
+    with pytest.raises(BadInputError):
+        request_of(submit(99, [1], 2, message), b"", memory_handles, 26)
+
+
+def test_what_goes_on_takes_nobody_s_number(started):
+    """Or who had it would run on when their gateway is gone, told by nobody."""
+    engine, connect = started
+    client, other = connect(), connect()
+    client.send(submit(2, [5, 6], 40))
+    client.send(submit(1, range(20), 2, submit(2, [3], 200)))
+    client.pump(lambda: {1, 2} <= client.finished.keys())
+    assert len(client.tokens[2]) == 40
+    client.socket.close(0)
+    for rid in range(7, 12):
+        assert len(other.run(rid, [1], 4)) == 4
+        time.sleep(0.1)
+    assert not engine.scheduler.rows.running

@@ -6,7 +6,7 @@ import random
 
 import pytest
 from ramet.runtime.engine.submission import MAX_HEAL_BYTES
-from ramet.runtime.grammar import Vocabulary
+from ramet.runtime.grammar import Compiler, Vocabulary
 from ramet.runtime.grammar.prefix_matcher import PrefixGrammar
 from ramet.runtime.protocol.messages import Abort
 from ramet.runtime.protocol.sampling import Constraint
@@ -245,3 +245,26 @@ def test_one_that_is_aborted_while_it_heals_leaves_nothing(started):
     assert info["requests"] == {"running": 0, "waiting": 0}
     assert not engine._guided.guides._guides
     assert not engine._guided.guides._pending
+
+
+RUNS_ON = [*(bytes([97 + i]) for i in range(20)), b"abccccccd", b"ccc", b"", b"", b"", b""]
+
+
+@pytest.mark.parametrize("token_bytes", [RUNS_ON])
+def test_what_is_forced_behind_half_a_prefix_ends_with_the_context(
+    started, letters, expected, token_bytes
+):
+    _, connect = started
+    compiler = Compiler(Vocabulary(token_bytes))
+    letters.submit = compiler.submit
+    try:
+        client = connect()
+        # The model takes "a" where "abccccccd" may come too: "b ccc ccc" must follow.
+        start = next(i for i in range(26) if expected([i] * 254, 1, 26)[0] > 20)
+        asked = Constraint("regex", "cccccc[de]")
+        tokens = client.run(1, [start] * 254, 2, heal=b"ab", constraint=asked)
+        assert tokens == [0, 1]
+        assert client.finished[1].reason == "length"
+        assert len(client.run(2, [1], 4)) == 4
+    finally:
+        compiler.close()

@@ -139,7 +139,7 @@ def test_what_goes_on_from_a_part_of_a_stream_is_looked_for_within_it(length):
     tokens = np.arange(60, dtype=np.int32)
     compute(memory, tokens[:40])
     handles.keep(1, tokens, compute(memory, tokens), b"")
-    near = handles.near(1, length)
+    near = handles.near(1, length, b"")
     assert near is not None
     assert near.depth() == next(depth for depth in (60, 40, 0) if depth <= length)
     ids = np.arange(100, 103, dtype=np.int32).tobytes()
@@ -147,5 +147,6 @@ def test_what_goes_on_from_a_part_of_a_stream_is_looked_for_within_it(length):
     message = Submit(rid=1, ids=ids, sampling=sampling, base=1, base_len=length)
     request = request_of(message, b"c", handles, 200)
     assert memory.reach(request.tokens, b"", request.near)[1] == length
+    assert handles.near(1, length, b"another") is None
     memory.flush()
-    assert handles.near(1, length) is None
+    assert handles.near(1, length, b"") is None

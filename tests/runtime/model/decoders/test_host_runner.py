@@ -179,3 +179,18 @@ def test_auto_dtype() -> None:
     fast = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     assert auto_dtype("cpu") == (torch.bfloat16 if fast else torch.float32)
     assert auto_dtype("cuda") == torch.bfloat16
+
+
+def test_what_nobody_reads_may_be_nan(tiny, driver, request_of):
+    """What a twin computed goes to the scratch slot, NaNs too. Nobody's padding may read them."""
+    run, short, long = driver(tiny.ours), PROMPT * 3, PROMPT * 4
+    alone = [run.run([request_of(prompt, 5)])[0].output for prompt in (short, long)]
+    try:
+        with torch.inference_mode():
+            tiny.ours.kv[:, :, 0] = torch.nan
+        both = run.run([request_of(short, 5), request_of(long, 5)])
+    finally:
+        with torch.inference_mode():
+            tiny.ours.kv[:, :, 0] = 0
+    assert [request.bad for request in both] == [[False] * 5] * 2
+    assert [request.output for request in both] == alone
