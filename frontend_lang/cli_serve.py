@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
+import time
 from typing import Annotated, Any
 
 import typer
 
 from .cli_settings import with_model, with_settings
 
-_CHECK_SECONDS = 0.5
+_CHECK_SECONDS = 0.1
 
 
 @with_settings()
@@ -31,16 +31,17 @@ def serve(
     from ramet.runtime import launch
 
     settings = with_model(settings, model)
-    stop = threading.Event()
+    asked: list[int] = []  # not an Event: a handler that runs while one is set waits for ever
     running = launch.start(settings, listen=True, on_progress=say_stage, on_log=say_log)
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stop.set())  # pyright: ignore
+            signal.signal(number, lambda number, _: asked.append(number))
         public = [address for address in running.addresses if address.startswith("tcp://")]
         print(
             f"{running.model} is served at {' and '.join([*public, str(running.url)])}", flush=True
         )
-        while not stop.wait(_CHECK_SECONDS):
+        while not asked:
+            time.sleep(_CHECK_SECONDS)
             error = running.check()
             if error is not None:
                 running.stop()  # clients are told first

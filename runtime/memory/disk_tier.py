@@ -21,6 +21,7 @@ READERS, WRITERS = 4, 2
 """Threads. What they do most of is sealing and checking, a second for about a GiB."""
 TOLD = 5
 """Refused files that are named in the log; of later ones every thousandth is."""
+CLOSE_SECONDS = 2.0
 PAUSE_SECONDS = 30.0
 """For so long nothing is written after a write has failed: the disk may be full."""
 
@@ -67,10 +68,12 @@ class DiskTier:
             self._known[found.name] = None
         self._trim()
         self._queues = [*[self._writes] * WRITERS, *[self._reads] * readers]
-        for jobs in self._queues:
-            threading.Thread(
-                target=_work, args=(jobs,), daemon=True, name="ramet-disk-cache"
-            ).start()
+        self._threads = [
+            threading.Thread(target=_work, args=(jobs,), daemon=True, name="ramet-disk-cache")
+            for jobs in self._queues
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def __contains__(self, name: bytes) -> bool:
         return name in self._known
@@ -183,12 +186,16 @@ class DiskTier:
         return len(names)
 
     def close(self) -> None:
-        """No more jobs. Those that wait are not waited for."""
+        """No more jobs. Those that wait get a moment."""
         for name in self._removing:
             self._remove(name)
         self._removing.clear()
         for jobs in self._queues:
             jobs.put(None)
+        # A thread that wakes while the interpreter ends would take the process down with it.
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
 
     def _remove(self, name: bytes) -> OSError | None:
         """What hindered it. A file that stays is found again by a later start."""

@@ -166,3 +166,17 @@ def test_what_cannot_be_removed_is_said_and_hinders_nothing_else(make, tmp_path,
     assert [i for i in (6, 7, 8) if name(i) in tier] == [6, 7, 8]
     tier.close()
     assert caplog.text.count("not removed") == 1
+
+
+def test_close_waits_for_its_threads_but_not_for_one_that_is_stuck(make, monkeypatch):
+    """A thread that wakes while the interpreter ends would take the process down."""
+    tier = make()
+    store(tier, 1)
+    tier.close()
+    assert not any(thread.is_alive() for thread in tier._threads)
+    monkeypatch.setattr(disk_tier, "CLOSE_SECONDS", 0.1)
+    tier, stuck = make(), threading.Event()
+    assert tier.store(name(2), memoryview(content(2)), stuck.wait)
+    tier.close()
+    assert sum(thread.is_alive() for thread in tier._threads) == 1
+    stuck.set()
