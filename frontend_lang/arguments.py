@@ -10,7 +10,12 @@ from typing import Any
 from ramet.runtime.protocol import BadInputError, sampling_from
 from ramet.runtime.protocol.sampling import ALIASES, FIELDS
 
+from .names import near
+
 SAMPLING = (FIELDS | frozenset(ALIASES)) - {"constraint"}
+OF_RUNS = ("backend", "stream", "timeout", "cache_salt")
+"""Keywords of a run beside the function's arguments and the sampling parameters."""
+OF_BATCHES = ("backend", "progress_bar", "generator_style", "num_threads", "timeout", "cache_salt")
 
 Arguments = dict[str, Any]
 Item = tuple[Arguments, dict[str, Any]]
@@ -55,7 +60,7 @@ class Parameters:
         try:
             given = self.signature.bind(*args, **{**self.bound, **kwargs})
         except TypeError as error:
-            raise self._mismatch(label, str(error)) from None
+            raise self._mismatch(label, self._why(error, kwargs, label)) from None
         out = {**given.arguments}
         for name, parameter in self.signature.parameters.items():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD and name in out:
@@ -92,7 +97,23 @@ class Parameters:
         if inspect.Parameter.VAR_KEYWORD not in kinds:
             for name in names:
                 if name not in self.signature.parameters:
-                    raise ArgumentsError(f"{self.name} has no parameter {name!r}", param=name)
+                    hint = near(name, self.signature.parameters)
+                    raise ArgumentsError(f"{self.name} has no parameter {name!r}{hint}", param=name)
+
+    def _why(self, error: TypeError, given: Mapping[str, Any], label: str) -> str:
+        """What binding the arguments failed for, and the first name that is no parameter: it may
+        be a misspelt one of those that are missing."""
+        unknown = next((name for name in given if name not in self.signature.parameters), None)
+        kinds = [p.kind for p in self.signature.parameters.values()]
+        if unknown is None or inspect.Parameter.VAR_KEYWORD in kinds:
+            return str(error)
+        known = [*self.signature.parameters]
+        if not label:  # of a run itself, not of an item of its batch
+            known += [*self.sampling_names, *OF_RUNS]
+        why, hint = str(error), near(unknown, known)
+        if repr(unknown) in why:
+            return f"{why}{hint}"
+        return f"{why}, and got an unexpected keyword argument {unknown!r}{hint}"
 
     def _mismatch(self, label: str, why: str) -> ArgumentsError:
         return ArgumentsError(
@@ -104,6 +125,12 @@ def checked_sampling(sampling: Mapping[str, Any], call: str) -> dict[str, Any]:
     """What is set of a call's sampling parameters. Raises `BadInputError` for a bad one."""
     for name in sampling:
         if name not in SAMPLING:
-            raise ArgumentsError(f"{call} got an unexpected keyword argument {name!r}", param=name)
+            raise unexpected(call, name, (*SAMPLING, *OF_BATCHES))
     sampling_from(sampling)
     return {name: value for name, value in sampling.items() if value is not None}
+
+
+def unexpected(call: str, name: str, known: Iterable[str], where: str = "") -> ArgumentsError:
+    """The error for a keyword that a call does not take."""
+    what = f"{call} got an unexpected keyword argument {name!r}{near(name, known)}"
+    return ArgumentsError(what, param=name, where=where or None)

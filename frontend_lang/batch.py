@@ -7,6 +7,7 @@ import contextvars
 import functools
 import os
 import queue
+import reprlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Start = Callable[[dict[str, Any], dict[str, Any]], Run]
+
+_shown = reprlib.Repr()
+_shown.maxstring = _shown.maxother = 80
 
 
 def threads_for(size: int, num_threads: int | Literal["auto"]) -> int:
@@ -90,6 +94,7 @@ class _Batch:
                 run = self._one(arguments, sampling)
             except BaseException as error:
                 self._slots.release()
+                error.add_note(f"item {index} of the batch, arguments {_shown.repr(arguments)}")
                 future.set_exception(error)
             else:
                 run.store.when_done(functools.partial(self._over, run, future))

@@ -17,7 +17,8 @@ class Made:
     name: str | None
     type: ValueType | None = None
     streams: bool = False
-    """Whether its text comes in deltas (one generation or selection, not a list or a scope)."""
+    """Whether its text comes in deltas (a generation's, of its first sample, or a selection's; not
+    a scope's or a gathered list's)."""
     many: bool = False
     """Whether its value is a list (n > 1, or gathered)."""
     gathered: bool = False

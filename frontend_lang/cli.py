@@ -9,10 +9,10 @@ from importlib.metadata import version
 from typing import Annotated
 
 import typer
-from ramet.runtime.protocol import RametError
+from ramet.runtime.protocol import BadInputError, RametError
 
 from . import cli_bench, cli_chat, cli_doctor, cli_explain, cli_models, cli_run, cli_serve
-from .cli_settings import translated
+from .cli_settings import OF_SERVERS, translated
 
 _INTERRUPTED = 130
 _DEBUG = "--debug"
@@ -23,9 +23,10 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich's tables cut the names of flags on a narrow terminal
 )
-app.command("serve")(cli_serve.serve)
-app.command("run")(cli_run.run)
+app.command("serve", short_help="Serve a model over HTTP and ZMQ.")(cli_serve.serve)
+app.command("run", short_help="Run a program of a Python file.")(cli_run.run)
 app.command("chat")(cli_chat.chat)
 app.command("explain")(cli_explain.explain)
 app.command("doctor")(cli_doctor.doctor)
@@ -65,7 +66,8 @@ def _run(arguments: list[str], debug: bool) -> int:
     except typer.TyperException as error:
         return _fail(error.format_message(), getattr(error, "exit_code", 2), debug)
     except RametError as error:
-        return _fail(str(error), 1, debug)
+        of_flag = isinstance(error, BadInputError) and error.param in OF_SERVERS
+        return _fail(str(error), 2 if of_flag else 1, debug)
     except OSError as error:
         return _fail(str(error), 1, debug)
     except (KeyboardInterrupt, typer.Abort):

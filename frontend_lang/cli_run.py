@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,9 +19,17 @@ from .cli_serve import say_log, say_stage
 from .cli_settings import OF_SERVERS, with_model, with_settings
 
 if TYPE_CHECKING:
+    from .arguments import Parameters
     from .function import Function
     from .state import State
 
+_SCHEMES = ("tcp://", "ipc://", "http://", "https://")
+_SIMPLE: dict[str, Callable[[str], Any]] = {
+    "int": int,
+    "float": float,
+    "bool": lambda text: {"true": True, "false": False}[text.lower()],
+}
+"""Annotations that a text is converted by."""
 _Setup = Annotated[bool, typer.Option("--verbose", help="Show the stages of start-up.")]
 
 
@@ -31,7 +39,10 @@ def run(
     arg: Annotated[
         list[str] | None,
         typer.Option(
-            "--arg", metavar="NAME=TEXT", help="An argument of the function; NAME:=JSON for data."
+            "--arg",
+            metavar="NAME=TEXT",
+            help="An argument of the function: a text, or what its annotation says (int, float, "
+            "bool); NAME:=JSON for data.",
         ),
     ] = None,
     backend: Annotated[
@@ -74,6 +85,10 @@ def open_backend(
     from . import Runtime, RuntimeEndpoint
 
     if url is not None:
+        if not url.lower().startswith(_SCHEMES):
+            raise typer.BadParameter(
+                f"--backend {url!r} is no endpoint: tcp://host:port, ipc://path or http://host:port"
+            )
         return RuntimeEndpoint(url, api_key=api_key)
     if verbose:
         return Runtime(**settings, on_progress=say_stage, on_log=say_log)
@@ -121,21 +136,34 @@ def _pick(module: ModuleType, name: str, path: str) -> Function:
 
 def _arguments(function: Function, given: Iterable[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
+    parameters = function.parameters
     for item in given:
-        name, equals, text = item.partition("=")
-        if not equals or not name.rstrip(":").isidentifier():
+        key, equals, text = item.partition("=")
+        name = key.removesuffix(":")
+        if not equals or not name.isidentifier():
             raise typer.BadParameter(f"--arg {item!r}: NAME=TEXT or NAME:=JSON is expected")
-        if name.endswith(":"):
-            try:
-                values[name[:-1]] = json.loads(text)
-            except ValueError as error:
-                raise typer.BadParameter(f"--arg {item!r}: {error}") from None
-        else:
-            values[name] = text
+        try:
+            values[name] = json.loads(text) if key != name else _converted(parameters, name, text)
+        except ValueError as error:
+            raise typer.BadParameter(f"--arg {item!r}: {error}") from None
     try:
-        return function.arguments((), values)
+        parameters.check_known(values)
+        return parameters.arguments((), values)
     except BadInputError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def _converted(parameters: Parameters, name: str, text: str) -> Any:
+    """The text as the parameter's annotation says, which may itself be a text. Raises
+    `ValueError`."""
+    parameter = parameters.signature.parameters.get(name)
+    kind: Any = None if parameter is None else parameter.annotation
+    kind = kind.__name__ if isinstance(kind, type) else str(kind)
+    convert = _SIMPLE.get(kind.removesuffix(" | None"))
+    try:
+        return text if convert is None else convert(text)
+    except (KeyError, ValueError):
+        raise ValueError(f"{name} is annotated as {kind}; {name}:=JSON gives other data") from None
 
 
 def _print_variables(state: State) -> None:

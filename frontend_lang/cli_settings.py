@@ -11,14 +11,13 @@ from ramet.runtime.config import KEY_VARIABLES, REPEATED, EngineConfig, Setting,
 from ramet.runtime.config_names import ABSENT, ALIASES
 from ramet.runtime.protocol import BadInputError
 
-_PANEL = "Settings of the runtime (common spellings of other engines work too)"
+from .backends import embedded
+
+_SPELLINGS = "Common spellings of other engines work too: --model, --max-model-len, --seed, …"
 _ON_FLAGS = {"enable_prefix_caching": "--disable-radix-cache"}
-OF_SERVERS = (
-    "host", "port", "zmq_port", "no_auth", "curve", "api_key", "api_key_file", "admin_key",
-    "metrics_key", "cors_origin", "ssl_certfile", "ssl_keyfile", "max_body_bytes", "max_choices",
-    "drain_seconds", "restart_engine", "disable_vllm_metrics", "tool_call_parser",
-    "reasoning_parser", "trust_request_chat_template",
-)  # fmt: skip
+_MOST_METAVAR = 40
+"""Characters; a longer list of choices is part of the help's text, where lines can break."""
+OF_SERVERS = (*embedded.OF_SERVERS, "api_key", "api_key_file", "admin_key", "restart_engine")
 """Settings that mean nothing to a runtime which serves nobody else."""
 
 Command = Callable[..., None]
@@ -48,7 +47,7 @@ def with_settings(leave_out: Iterable[str] = ()) -> Callable[[Command], Command]
         ] + [_flag(setting) for setting in wanted]
         run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        run.__doc__ = command.__doc__
+        run.__doc__ = f"{inspect.getdoc(command)}\n\n{_SPELLINGS}"
         run.__name__ = command.__name__
         return run
 
@@ -82,7 +81,7 @@ def translated(arguments: Iterable[str]) -> list[str]:
         name = flag.removeprefix("--").replace("-", "_") if flag.startswith("--") else ""
         negated = name.removeprefix("no_")
         if name in ABSENT:
-            raise typer.BadParameter(f"{flag}: {ABSENT[name]} is not supported")
+            raise typer.BadParameter(f"{flag}: not supported: {ABSENT[name]}")
         if name != negated and negated in _ON_FLAGS:
             ours.append(_ON_FLAGS[negated])
         elif name in ALIASES and name not in _ON_FLAGS:
@@ -106,13 +105,15 @@ def _flag(setting: Setting) -> inspect.Parameter:
     variables = [KEY_VARIABLES[setting.name]] if setting.name in KEY_VARIABLES else []
     if setting.name == "api_key":
         variables.append(f"{variables[0]}S")
+    choices, text = "|".join(setting.choices), setting.help
+    if len(choices) > _MOST_METAVAR:
+        choices, text = "NAME", f"{text} One of {', '.join(setting.choices)}."
     option = typer.Option(
         f"--{setting.name.replace('_', '-')}",
-        help=setting.help,
-        metavar="|".join(setting.choices) or None,
+        help=text,
+        metavar=choices or None,
         show_default="off" if setting.default is False else True,
         envvar=variables or None,
-        rich_help_panel=_PANEL,
     )
     return inspect.Parameter(
         setting.name,

@@ -11,11 +11,12 @@ from ramet.runtime.program.instructions import Program
 from ramet.runtime.protocol import BadInputError, ProgramError
 
 from . import batch
-from .arguments import Given, Item, checked_sampling
+from .arguments import OF_RUNS, SAMPLING, Given, Item, checked_sampling
 from .backends.base import Backend, Opening, default_backend
 from .branch import Binding, Branch, Made
 from .branch import Given as SetHere
 from .forks import Forks
+from .names import near
 from .run import Run
 from .state import State
 from .symbols import Symbol, pieces
@@ -201,11 +202,13 @@ class Compiled:
             missing = [name for name in wanted if name not in given]
             extra = [name for name in given if name not in wanted]
             if missing or extra:
-                what = (
-                    f"missing a required argument: {missing[0]!r}"
-                    if missing
-                    else f"{extra[0]!r} was fixed when the program was compiled, or is unknown"
-                )
+                reasons = [f"missing a required argument: {name!r}" for name in missing[:1]]
+                for name in extra[:1]:
+                    hint = near(name, (*missing, *SAMPLING, *OF_RUNS))
+                    reasons.append(
+                        f"{name!r} was fixed when the program was compiled, or is unknown{hint}"
+                    )
+                what = "; ".join(reasons)
                 raise BadInputError(
                     f"item {index}: given arguments mismatch the compiled program "
                     f"{self.program.name}({', '.join(wanted)}): {what}",

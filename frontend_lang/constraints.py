@@ -47,13 +47,7 @@ def constraint_of(
         "grammar": grammar,
         "choices": choices,
     }
-    names = [name for name, value in given.items() if value is not None]
-    if len(names) > 1:
-        raise BadInputError(
-            f"at most one constraint can be given, not {' and '.join(names)}",
-            param=names[0],
-            where=here() or None,
-        )
+    names = check_alone(**given)
     if whitespace is not None:
         _check_whitespace(whitespace, names)
     if not names:
@@ -70,6 +64,18 @@ def constraint_of(
     if not isinstance(spec, str):
         raise BadInputError(f"{name} must be a string", param=name, where=here() or None)
     return None, {"kind": "ebnf" if name == "grammar" else name, "spec": spec}, ()
+
+
+def check_alone(**given: Any) -> list[str]:
+    """Which constraints are given. Raises `BadInputError` that names them if there are several."""
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise BadInputError(
+            f"at most one constraint can be given, not {' and '.join(names)}",
+            param=names[0],
+            where=here() or None,
+        )
+    return names
 
 
 def _check_whitespace(whitespace: str, names: list[str]) -> None:

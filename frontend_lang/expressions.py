@@ -6,13 +6,15 @@ here, at the call, so that an error points at the line that made it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, cast
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Never, cast
 
 from ramet.runtime.protocol import BadInputError, sampling_from
 
+from .arguments import unexpected
 from .choices import METHODS, ChoicesMethod, token_length_normalized
-from .constraints import ValueType, constraint_of
+from .constraints import ValueType, check_alone, constraint_of
 from .source import here
 
 
@@ -152,6 +154,7 @@ def gen(
     jump_forward: bool | None = None,
     heal: bool | None = None,
     explain: bool | None = None,
+    **unknown: Never,
 ) -> Expression:
     """Generate text, append it and bind it to ``name``.
 
@@ -176,9 +179,13 @@ def gen(
     Raises `BadInputError` naming the parameter and the line, `GrammarError` for a bad constraint.
     """
     del return_text_in_logprobs
+    _check_known(gen, unknown)
     if name is not None:
         check_name(name)
     if choices is not None and not constrained:
+        check_alone(
+            choices=choices, dtype=dtype, regex=regex, json_schema=json_schema, grammar=grammar
+        )
         if heal:
             raise BadInputError(
                 "heal is for what is generated; choices are scored over an exact boundary as it is",
@@ -248,6 +255,7 @@ def select(
     choices_method: ChoicesMethod = token_length_normalized,
     boundary: Literal["exact", "plain"] = "exact",
     explain: bool | None = None,
+    **unknown: Never,
 ) -> Expression:
     """Score ``choices`` as continuations of the text so far, append the best, bind it to ``name``.
 
@@ -255,6 +263,7 @@ def select(
 
     Raises `BadInputError` (a ValueError) for no choices, a temperature, or an unknown method.
     """
+    _check_known(select, unknown)
     if name is not None:
         check_name(name)
     texts = _check_choices(choices)
@@ -295,6 +304,13 @@ def check_name(name: object) -> None:
         raise BadInputError(
             f"a variable's name must be a string, not {name!r}", param="name", where=here() or None
         )
+
+
+def _check_known(call: Callable[..., Expression], unknown: Mapping[str, object]) -> None:
+    """Raise `ArgumentsError`, also a TypeError, for the first argument that the call has not."""
+    for name in unknown:
+        known = list(inspect.signature(call).parameters)[:-1]
+        raise unexpected(f"{call.__name__}()", name, known, here())
 
 
 def _check_choices(choices: object) -> tuple[str, ...]:

@@ -129,8 +129,8 @@ class Function:
         at a time; states in the order of the arguments. With ``generator_style`` they are yielded,
         in order, as they are ready. ``timeout`` is for each.
 
-        Raises as `run`; but an error of the runtime costs only its own item: it is raised where
-        that item's state is read.
+        Raises as `run`, with a note that tells the item; but an error of the runtime costs only its
+        own item: it is raised where that item's state is read.
         """
         items = self.parameters.items(batch_arguments, sampling)
         chosen = self._backend(backend)

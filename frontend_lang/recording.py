@@ -37,6 +37,7 @@ from .symbols import SymbolRef, is_plain, pieces
 
 JoinMode = Literal["gather_variable", "concate_and_append"]
 _owners = itertools.count(1)
+_OF_SAMPLES = "; to choose among samples, fork a branch for each, join them and select"
 
 
 class Recording:
@@ -236,7 +237,7 @@ class Recording:
                 )
             )
             many = value.sampling.get("n", 1) > 1
-            branch.names[value.name] = Made(op, branch, value.name, value.type, not many, many)
+            branch.names[value.name] = Made(op, branch, value.name, value.type, True, many)
             self.labels[op] = value.name
         elif isinstance(value, SelectExpression):
             line = here()
@@ -289,8 +290,11 @@ class Recording:
         if binding is None:
             raise missing(branch, name)
         if isinstance(binding, Gathered) or (isinstance(binding, Made) and binding.many):
+            samples = isinstance(binding, Made) and not binding.gathered
+            hint = _OF_SAMPLES if samples else ""
             raise ProgramError(
-                f"{name!r} is a list; it cannot be referred to as one text", where=here() or None
+                f"{name!r} is a list; it cannot be referred to as one text{hint}",
+                where=here() or None,
             )
         self._taken.add((branch.stream, name, binding.op))
         return SymbolRef(self.owner, branch.stream, binding.op, name)

@@ -239,7 +239,8 @@ class State:
 
     def text_iter(self, var: str | None = None, *, var_name: str | None = None) -> Iterator[str]:
         """The text (or one variable's) in pieces as they come; the pieces join to the whole.
-        Without ``stream=True`` there is one piece. ``var_name`` is SGLang's name for ``var``."""
+        Without ``stream=True`` there is one piece. Of a generation with ``n`` > 1 it is the first
+        sample, with which the text goes on. ``var_name`` is SGLang's name for ``var``."""
         return streaming.text_iter(self._run("text_iter()"), self._branch, var or var_name)
 
     def text_async_iter(
@@ -327,12 +328,17 @@ class State:
         if binding is None or isinstance(binding, Given) or binding.type is None:
             return value
         if isinstance(value, list):
-            one = Made(binding.op, binding.branch, binding.name, binding.type)
-            return [self._typed(name, one, item) for item in cast("list[Any]", value)]
+            samples = enumerate(cast("list[Any]", value))
+            return [self._parsed(name, binding, item, index) for index, item in samples]
+        return self._parsed(name, binding, value)
+
+    def _parsed(self, name: str, binding: Made, text: str, sample: int | None = None) -> Any:
+        assert binding.type is not None
         try:
-            return binding.type.parse(value)
+            return binding.type.parse(text)
         except ValueError as error:
-            what = f"{name!r} is no {binding.type.name}: {value!r}"
+            meta = self._run("value()").meta(binding)
+            what = f"{name!r} is no {binding.type.name}: {text!r}{_cut(meta, sample)}"
             raise ProgramError(what) from error
 
     def _complete(self, what: str) -> Run:
@@ -345,6 +351,20 @@ class State:
         if isinstance(self._recording, Run):
             return self._recording
         raise ProgramError(f"{what} is not known while a program is compiled", where=here() or None)
+
+
+def _cut(meta: Any, sample: int | None) -> str:
+    """What to say of a text that ends early, by the meta info of its generation."""
+    if isinstance(meta, list) and sample is not None:
+        meta = cast("list[Any]", meta)[sample]
+    if not isinstance(meta, dict):
+        return ""
+    known = cast("dict[str, Any]", meta)
+    reason: Any = known.get("finish_reason")
+    if not reason or reason["type"] != "length":
+        return ""
+    tokens = known["completion_tokens"]
+    return f"; it was cut after {tokens} tokens (finish reason length): raise max_tokens"
 
 
 class Scope:

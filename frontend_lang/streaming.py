@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ramet.runtime.program.events import TextDelta
 
@@ -83,7 +83,10 @@ class _Pieces:
             return
         if isinstance(binding, Made):
             value = yield run.pending(binding)
-            self.out.append((_joined(value.value), as_dicts(value.meta)))
+            text, meta = value.value, value.meta
+            if not binding.gathered:  # of several samples, the one that the text goes on with
+                text, meta = _first(text), _first(meta)
+            self.out.append((_joined(text), as_dicts(meta)))
             return
         # What Python set or a join gathered: its parts may wait, one by one.
         self.out.append((_joined(run.read(self.branch, var, binding)), {}))
@@ -110,6 +113,10 @@ class _Pieces:
     def take(self) -> list[Piece]:
         out, self.out = self.out, []
         return out
+
+
+def _first(value: Any) -> Any:
+    return cast("list[Any]", value)[0] if isinstance(value, list) else value
 
 
 def _joined(value: Any) -> str:

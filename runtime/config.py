@@ -334,7 +334,7 @@ def _canonical(given: str, value: Any) -> tuple[str, Any]:
     if name in EngineConfig.__struct_fields__:
         return name, value
     if name in ABSENT:
-        raise UnknownSettingError(f"setting {given}: {ABSENT[name]} is not supported", param=given)
+        raise UnknownSettingError(f"setting {given}: not supported: {ABSENT[name]}", param=given)
     if name in ALIASES:
         return ALIASES[name], (not value if name == "enable_prefix_caching" else value)
     known = [*EngineConfig.__struct_fields__, *ALIASES]

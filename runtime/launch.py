@@ -61,7 +61,7 @@ def start(
     config = _with_keys(EngineConfig.from_settings(settings))
     binds = [_endpoint(config)] if listen else []
     if listen:
-        _check_port(config)
+        _check_ports(config)
     progress = _Stopwatch(on_progress)
     if not listen:
         _resolve(config, progress)
@@ -295,19 +295,25 @@ def _endpoint(config: EngineConfig) -> str:
     return f"tcp://{host}:{ZMQ_PORT if config.zmq_port is None else config.zmq_port}"
 
 
-def _check_port(config: EngineConfig) -> None:
-    """Say that the port is taken before a model is fetched and loaded. Raises `BackendError`."""
+def _check_ports(config: EngineConfig) -> None:
+    """Say that a port is taken before a model is fetched and loaded. Raises `BackendError`."""
+    _check_port("http", config.host, config.port, "port")
+    if config.zmq_port is not None:  # another is found where the usual one is taken
+        _check_port("tcp", config.host, config.zmq_port, "zmq_port")
+
+
+def _check_port(scheme: str, host: str, port: int, name: str) -> None:
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind, proto) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
         raise BackendError(
-            f"cannot bind to http://{config.host}:{config.port}: {error.strerror}; another port "
-            "is chosen with port (--port)"
+            f"cannot bind to {scheme}://{host}:{port}: {error.strerror}; another port is chosen "
+            f"with {name} (--{name.replace('_', '-')})"
         ) from None
 
 

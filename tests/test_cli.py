@@ -86,6 +86,9 @@ def test_python_dash_m_is_the_same_program():
         (["run"], "FILE.py"),
         (["run", "missing.py"], "no file missing.py"),
         (["models", "fetch", "nope"], "smollm2-135m-instruct"),
+        (["serve", "m", "--host", "0.0.0.0"], "set api_key, or no_auth"),
+        (["chat", "--backend", "127.0.0.1:7411"], "tcp://host:port"),
+        (["serve", "--quantization", "awq"], "--quantization: not supported: quantized weights"),
     ],
 )
 def test_wrong_use_is_two_and_takes_one_line(ramet, arguments, said):
@@ -141,6 +144,22 @@ def test_some_flags_may_be_given_several_times(ramet, monkeypatch):
     assert "priority_classes" in err
 
 
+@pytest.mark.parametrize("flag", ["--port", "--zmq-port"])
+def test_a_port_in_use_is_named_before_a_model_is_looked_for(ramet, flag):
+    ports = {"--port": "0", "--zmq-port": "0"}
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports[flag] = str(taken.getsockname()[1])
+        code, _, err = ramet(
+            "serve", "no-such-model", *(part for pair in ports.items() for part in pair)
+        )
+    assert code == 1
+    assert f"{ports[flag]}: Address already in use" in err
+    assert f"({flag})" in err
+    assert "no-such-model" not in err
+
+
 def test_an_unknown_model_fails_with_one(ramet):
     code, _, err = ramet("serve", "no-such-model", "--zmq-port", "0", "--port", "0")
     assert code == 1
@@ -159,9 +178,11 @@ def test_debug_shows_the_trace_wherever_it_stands(ramet):
 
 @pytest.mark.parametrize("command", ["serve", "run", "chat"])
 def test_help_shows_every_setting_that_applies(ramet, monkeypatch, command):
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = ramet(command, "--help")
     assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    out = " ".join(out.split())
     left_out = {*cli_settings.OF_SERVERS} - {"api_key"} if command != "serve" else set()
     for setting in settings():
         flag = rf"--{setting.name.replace('_', '-')}(?![\w-])"
@@ -222,8 +243,8 @@ PROGRAM = """
 import ramet as rt
 
 @rt.function
-def greet(s, name, times=2):
-    s += f"Hello {name}{'!' * times} "
+def greet(s, name, times: int | None = 2, warm: bool = False, share: "float" = 0.0):
+    s += f"Hello {name}{'!' * times} {'(warm) ' * warm}{share + 1 if share else ''}"
     s += rt.gen("answer")
 
 @rt.function
@@ -246,6 +267,13 @@ def test_run_streams_the_text_and_prints_variables(ramet, backend, program):
     assert '"Hi."' in out + err
 
 
+def test_run_converts_arguments_as_their_annotations_say(ramet, backend, program):
+    given = ("name=3", "times=3", "warm=True", "share=0.5")
+    code, out, err = ramet("run", f"{program}:greet", *(f"--arg={item}" for item in given))
+    assert code == 0, err
+    assert out.startswith("Hello 3!!! (warm) 1.5Hi.\n")
+
+
 def test_run_passes_model_and_settings(ramet, backend, program):
     code, _, err = ramet("run", f"{program}:other", "--model", "m", "--dtype", "float32")
     assert code == 0, err
@@ -261,6 +289,9 @@ def test_run_passes_model_and_settings(ramet, backend, program):
         ([":greet", "--arg", "name=a", "--arg", "who=x"], "'who'"),
         ([":greet", "--arg", "name"], "NAME=TEXT"),
         ([":greet", "--arg", "name:={"], "--arg"),
+        ([":greet", "--arg", "names=a"], "'names'; did you mean name?"),
+        ([":greet", "--arg", "name=a", "--arg", "times=x"], "annotated as int | None; times:=JSON"),
+        ([":greet", "--arg", "name=a", "--arg", "warm=x"], "annotated as bool; warm:=JSON"),
     ],
 )
 def test_run_says_what_is_wrong_with_its_arguments(ramet, backend, program, arguments, said):

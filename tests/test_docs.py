@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import runpy
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import ramet as rt
+from ramet.backends.generation import GeneratingBackend
 from ramet.runtime.config import ABSENT, EngineConfig
 from ramet.runtime.program.instructions import Program
 from ramet.runtime.program.intake import Intake
@@ -82,3 +84,11 @@ def test_the_readme_names_only_settings_that_are_there():
     assert named
     assert named <= set(EngineConfig.__struct_fields__)
     assert not named & set(ABSENT)
+
+
+def test_the_signature_of_generate_is_the_real_one():
+    (shown,) = blocks("docs/http.md", "text")
+    names = re.findall(r"(\w+)=(-?\w+)", shown)
+    signature = inspect.signature(GeneratingBackend.generate)
+    real = [(p.name, str(p.default)) for p in signature.parameters.values() if p.name != "self"]
+    assert names == real

@@ -80,6 +80,9 @@ class Connection:
         self._set_options(server_key)
         self._lane: LaneWire | None = None
         self._wire = Wire(self._socket, self._on_frames)
+        self._encrypts = server_key is not None
+        self._hung_up = False
+        """Whether something there took the connection and closed it before it welcomed us."""
         self._monitor = Monitor(self._socket, _LOST | _REFUSED, self._on_event)
 
     def _set_options(self, server_key: str | None) -> None:
@@ -114,6 +117,8 @@ class Connection:
             return welcome
         except TimeoutError:
             message = f"no ramet server answers at {self.address} within {timeout:g} s"
+            if self._hung_up:
+                message += "; what listens there closes the connection (is it the HTTP port?)"
             self.close(ErrorInfo("backend", message))
             raise BackendError(message) from None
         except (BackendError, asyncio.CancelledError) as error:
@@ -215,12 +220,22 @@ class Connection:
     def _on_event(self, event: int) -> None:
         if event & _LOST:
             if not self._welcome.done():
+                self._hung_up = self._hung_up or bool(event & zmq.Event.DISCONNECTED)
                 return  # it is not up yet: libzmq tries again until the handshake's time-out
             self._wire.drain()
             self._lost()
             return
-        why = "refused the encrypted handshake (wrong or missing server key)"
-        self.close(ErrorInfo("backend", f"the ramet server at {self.address} {why}"))
+        if self._encrypts:
+            why = (
+                f"the ramet server at {self.address} refused the encrypted handshake (a wrong "
+                "server_key, or a server without encryption)"
+            )
+        else:
+            why = (
+                f"what listens at {self.address} refused the handshake: it may want a server_key, "
+                "or not be the ZMQ port of a ramet server (is it the HTTP port?)"
+            )
+        self.close(ErrorInfo("backend", why))
 
     def _lost(self) -> None:
         if self._lane is not None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ramet.runtime.protocol import ErrorInfo
@@ -14,6 +15,13 @@ from . import _loop
 from .remote import RemoteBackend
 
 CHECK_SECONDS = 0.25
+OF_SERVERS = frozenset((
+    "host", "port", "zmq_port", "no_auth", "curve", "metrics_key", "cors_origin", "ssl_certfile",
+    "ssl_keyfile", "max_body_bytes", "max_choices", "drain_seconds", "disable_vllm_metrics",
+    "tool_call_parser", "reasoning_parser", "trust_request_chat_template",
+))  # fmt: skip
+"""Settings without effect where nothing is served over HTTP or TCP. Keys of clients hold also for
+the socket that other processes of this user can reach."""
 
 
 class Runtime(RemoteBackend):
@@ -22,7 +30,8 @@ class Runtime(RemoteBackend):
     ``model_path`` is an alias (``ramet models list``), a folder, a ``.gguf`` file or a hub id; the
     other keywords are the engine's settings. Use it as a context manager or call `shutdown`; it
     also ends with the interpreter. Raises TypeError for an unknown setting, `BadInputError` for a
-    bad one, `ModelError` for a model that is not there, `BackendError` when a process dies.
+    bad one, `ModelError` for a model that is not there, `BackendError` when a process dies; warns
+    of one that only ``ramet serve`` has a use for.
     """
 
     def __init__(
@@ -35,6 +44,7 @@ class Runtime(RemoteBackend):
     ) -> None:
         from ramet.runtime import launch
 
+        _warn_of_servers(settings)
         self._stopping = threading.Event()
         self._owner = os.getpid()
         self.launched = launch.start(
@@ -74,6 +84,17 @@ class Runtime(RemoteBackend):
             info = ErrorInfo("backend", error.message, error.where)
             _loop.soon(connection.close, info)
         return True
+
+
+def _warn_of_servers(settings: Mapping[str, Any]) -> None:
+    """Say of a setting that says how others are served that it does nothing here."""
+    for given, value in settings.items():
+        if value is not None and given.replace("-", "_") in OF_SERVERS:
+            warnings.warn(
+                f"setting {given} is of `ramet serve`: a Runtime listens on no port and serves "
+                "nobody else",
+                stacklevel=3,
+            )
 
 
 def _watch(runtime: weakref.ref[Runtime], stopping: threading.Event) -> None:

@@ -139,7 +139,11 @@ def bind(
             addresses.append(_last_endpoint(made))
     except zmq.ZMQError as error:
         made.close(0)
-        raise BackendError(f"cannot bind to {address}: {error}") from None
+        hint = "; another port is chosen with zmq_port (--zmq-port)"
+        raise BackendError(
+            f"cannot bind to {address}: {zmq.strerror(error.errno or 0)}"
+            f"{hint if address.startswith('tcp://') else ''}"
+        ) from None
     return made, addresses
 
 

@@ -108,7 +108,7 @@ class Clients:
         try:
             action()
         except (zmq.ZMQError, ConnectionError) as error:
-            log.info("%s is gone: %s", client.name or "a client", error)
+            log.info("client %s left: %s", client.name or "without a name", error)
             self._lose(client)
             return
         if client.blocked:

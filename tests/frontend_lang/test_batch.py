@@ -110,6 +110,27 @@ def test_an_error_of_the_function_is_raised_and_the_rest_aborted(scripted):
     _until(lambda: backend.open_contexts == 0)
 
 
+@pytest.mark.parametrize("generator", [False, True])
+def test_an_error_of_the_function_says_of_which_item(scripted, generator):
+    @rt.function
+    def f(s, word, text=""):
+        if word == "w1":
+            raise RuntimeError("broke")
+        s += word + text
+
+    items = [{"word": f"w{i}", "text": "long " * 1000} for i in range(3)]
+    with pytest.raises(RuntimeError, match="broke") as caught:
+        list(f.run_batch(items, backend=scripted(), generator_style=generator))
+    assert str(caught.value) == "broke"
+    (note,) = caught.value.__notes__
+    assert note.startswith("item 1 of the batch, arguments {'text': 'long long")
+    assert note.endswith("'word': 'w1'}")
+    assert len(note) < 200, "the arguments are shortened"
+    with pytest.raises(RuntimeError) as caught:
+        asyncio.run(f.arun_batch(items, backend=scripted()))
+    assert caught.value.__notes__ == [note]
+
+
 def test_num_threads_bounds_what_runs_at_a_time(scripted):
     running, most, lock = 0, 0, threading.Lock()
 

@@ -114,6 +114,18 @@ def test_constraints_exclude_each_other():
     assert expr.sampling["constraint"]["spec"] != "a"  # pyright: ignore
 
 
+@pytest.mark.parametrize(
+    "other", [{"regex": "a"}, {"dtype": int}, {"json_schema": "{}"}, {"grammar": "root ::= 'a'"}]
+)
+@pytest.mark.parametrize("constrained", [False, True])
+def test_choices_are_a_constraint_however_they_are_chosen(other: dict, constrained: bool):
+    (name,) = other
+    with pytest.raises(rt.BadInputError, match="at most one constraint") as caught:
+        rt.gen("x", choices=["a", "b"], constrained=constrained, **other)
+    assert name in str(caught.value)
+    assert "choices" in str(caught.value)
+
+
 def test_json_schema_takes_text_dicts_and_models():
     class Model:
         @staticmethod

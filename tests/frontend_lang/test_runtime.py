@@ -10,6 +10,8 @@ import time
 
 import pytest
 import ramet as rt
+from ramet.backends.embedded import OF_SERVERS
+from ramet.runtime.config import settings
 
 pytestmark = pytest.mark.model
 MODEL = "smollm2-135m-instruct"
@@ -154,6 +156,30 @@ def test_settings_are_checked():
         rt.Runtime(MODEL, page_size=-1)
     with pytest.raises(rt.ModelError, match="no-such-model"):
         rt.Runtime("no-such-model")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"port": 18222}, {"host": "0.0.0.0"}, {"zmq-port": 1}, {"ssl_certfile": "x.pem"},
+        {"cors_origin": ["*"]}, {"max_body_bytes": 2048}, {"tool_call_parser": "hermes"},
+    ],
+)  # fmt: skip
+def test_settings_of_servers_do_nothing_and_that_is_said(setting):
+    (name,) = setting
+    with (
+        pytest.warns(UserWarning, match=f"setting {name} is of `ramet serve`"),
+        pytest.raises(rt.ModelError),
+    ):
+        rt.Runtime("no-such-model", **setting)
+
+
+def test_settings_of_servers_are_settings():
+    """Keys are none: the runtime's own socket asks for them too."""
+    assert {setting.name for setting in settings()} >= OF_SERVERS
+    assert not OF_SERVERS & {"api_key", "api_key_file", "admin_key", "restart_engine"}
+    with pytest.raises(rt.ModelError, match="no-such-model"):
+        rt.Runtime("no-such-model", api_key="k", ssl_certfile=None)
 
 
 @pytest.mark.parametrize("victim", ["engine", "gateway"])

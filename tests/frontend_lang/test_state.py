@@ -5,6 +5,8 @@ from typing import Literal
 
 import pytest
 import ramet as rt
+from ramet.runtime.program.executor import GenResult
+from ramet.runtime.protocol import FinishReason, MetaInfo
 
 
 @dataclass
@@ -260,6 +262,35 @@ def test_values_are_typed_by_their_dtype(scripted):
     assert state.value("g") == 5
     with pytest.raises(rt.ProgramError, match="'b' is no bool: 'maybe'"):
         state.value("b")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_value_that_was_cut_says_so(scripted, monkeypatch, stream):
+    def cut(text, _):
+        reason = FinishReason("length" if text.startswith("{") else "stop")
+        return GenResult(text, MetaInfo(finish_reason=reason, completion_tokens=3))
+
+    monkeypatch.setattr("ramet.testing._cut", cut)
+
+    def body(s):
+        s += rt.gen("p", json_schema=Point)
+        s += rt.gen("many", json_schema={"type": "array"}, n=2) + rt.gen("ended", dtype=bool)
+        forks = s.fork(2)
+        forks += rt.gen("q", json_schema=Point)
+        forks.join()
+
+    answers = {"p": '{"x":', "many": ["[]", '{"y"'], "ended": "maybe", "q": '{"z":'}
+    state = _run(body, scripted(answers | {"q": ['{"x":1,"y":2}', '{"z":']}), stream=stream)
+    state.sync()
+    how = r"; it was cut after 3 tokens \(finish reason length\): raise max_tokens$"
+    with pytest.raises(rt.ProgramError, match="'p' is no Point: '{\"x\":'" + how):
+        state.value("p")
+    with pytest.raises(rt.ProgramError, match="'many' is no JSON: '{\"y\"'" + how):
+        state.value("many")
+    with pytest.raises(rt.ProgramError, match="'q' is no Point: '{\"z\":'" + how):
+        state.value("q")
+    with pytest.raises(rt.ProgramError, match=r"'ended' is no bool: 'maybe'$"):
+        state.value("ended")
 
 
 def test_meta_info_of_gen_and_select(scripted):

@@ -39,7 +39,8 @@ def test_pieces_of_a_variable(scripted):
     state = chat.run("w", backend=scripted(ANSWERS), stream=True)
     assert list(state.text_iter("y")) == ["four", " five"]
     assert "".join(state.text_iter("z")) == "yes"
-    assert "".join(state.text_iter("n")) == "six sevenother"
+    assert list(state.text_iter("n")) == ["six", " seven"], "the sample that the text goes on with"
+    assert list(state.text_iter("n")) == [e.delta for e in state.events() if e.variable == "n"]
     with pytest.raises(KeyError, match="'none'"):
         list(state.text_iter("none"))
 
@@ -56,6 +57,8 @@ def test_without_stream_there_is_one_piece(scripted):
     state = chat.run("w", backend=scripted(ANSWERS))
     assert list(state.text_iter()) == [state.text()]
     assert list(state.text_iter("y")) == ["four five"]
+    assert list(state.text_iter("n")) == ["six seven"]
+    assert list(state.text_iter("x")) == ["one two three" * 2], "gathered"
 
 
 def test_pieces_come_while_the_function_runs(scripted):

@@ -210,8 +210,32 @@ def test_lists_are_not_one_text():
         s += rt.gen("x", n=2)
         s += s["x"]
 
-    with pytest.raises(rt.ProgramError, match="'x' is a list"):
+    with pytest.raises(rt.ProgramError, match=r"'x' is a list.*fork.*join them and select"):
         f.compile()
+
+    @rt.function
+    def chosen(s):
+        s += rt.gen("x", n=2)
+        s += rt.select("best", s["x"])
+
+    with pytest.raises(rt.ProgramError, match="fork a branch for each"):
+        chosen.compile()
+
+
+def test_the_best_of_several_samples_goes_on(scripted):
+    @rt.function
+    def f(s):
+        s += "q: "
+        branches = s.fork(2)
+        for number, branch in enumerate(branches):
+            branch += rt.gen("a", seed=number)
+        branches.join()
+        s += rt.select("best", s["a"]) + "."
+
+    answers = {"a": lambda call: f"a{call.sampling.seed}", "best": 1}
+    for program in (f, f.compile()):
+        state = program.run(backend=scripted(answers))
+        assert (state["best"], state.text()) == ("a1", "q: a1.")
 
 
 def test_a_reference_means_what_it_meant_when_it_was_taken(scripted):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,22 +18,27 @@ MOST_MESSAGES = 4096
 MOST_CALLS = 4096
 MOST_ARGUMENTS = 1 << 16
 """Values in the arguments of one call."""
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""Known whatever the chat template; one that names more may be given those too."""
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")  # templates print it among their markers
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _MOST_NAME = 256
 
 
-def read_conversation(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def read_conversation(
+    messages: Sequence[Mapping[str, Any]], source: Callable[[], str]
+) -> list[dict[str, Any]]:
     """Messages with ``role`` and ``content`` as texts, and where there are any ``tool_calls``,
     ``tool_call_id``, ``name`` (of a tool) and ``reasoning_content``. Arguments of calls are JSON
-    objects, or texts where they are not valid. Raises `HttpError` that names what is wrong."""
+    objects, or texts where they are not valid. ``source`` tells the template, asked for only where
+    a role is none of `ROLES`. Raises `HttpError` that names what is wrong."""
     if not 1 <= len(messages) <= MOST_MESSAGES:
         raise bad(f"1 to {MOST_MESSAGES} messages are needed, not {len(messages)}", "messages")
     calls = [message.get("tool_calls") for message in messages]
     count = sum(len(given) for given in calls if isinstance(given, list))
     if count > MOST_CALLS:
         raise bad(f"tool_calls: at most {MOST_CALLS} in all messages, not {count}", "messages")
-    return [_message(message, number) for number, message in enumerate(messages)]
+    return [_message(message, number, source) for number, message in enumerate(messages)]
 
 
 def is_plain(messages: Sequence[Mapping[str, Any]]) -> bool:
@@ -72,10 +77,12 @@ def _with_text(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
+def _message(message: Mapping[str, Any], number: int, source: Callable[[], str]) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
         raise _wrong(number, "role must be the name of a role")
+    if role not in ROLES and not re.search(rf"""(["']){role}\1""", source()):
+        raise _wrong(number, f"role {role!r} is none of {', '.join(ROLES)}")
     found: dict[str, Any] = {"role": "system" if role == "developer" else role}
     found["content"] = _content(message.get("content"), number, role)
     if role == "tool":

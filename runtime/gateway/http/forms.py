@@ -152,12 +152,12 @@ class ChatForm(OpenAIForm, kw_only=True):
     def check(self) -> None:
         if self.max_completion_tokens is not None:
             self.max_tokens = self.max_completion_tokens
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise bad(f"max_tokens must be at least 1, not {self.max_tokens}", "max_tokens")
         super().check()
         check_top("top_logprobs", self.top_logprobs)
         if self.top_logprobs and not self.logprobs:
             raise bad("top_logprobs needs logprobs: true", "top_logprobs")
-        if self.max_tokens == 0:
-            raise bad("max_tokens must be at least 1", "max_tokens")
         if self.echo:
             raise bad("echo: messages are not repeated", "echo")
         if self.continue_final_message and self.add_generation_prompt:

@@ -18,7 +18,8 @@ ADMIN_PATHS = frozenset(("/flush_cache", "/v1/cache/tree"))
 
 
 class Guard:
-    """Refuses with 431 and 401. What a request sets going is its key's own, in the cache too."""
+    """Refuses with 431, 401 and 403. What a request sets going is its key's own, in the cache
+    too."""
 
     def __init__(self, app: ASGIApp, state: HttpState) -> None:
         self._app = app
@@ -55,6 +56,8 @@ class Guard:
         given = _bearer(headers)
         owner = keys.owner(given) or state.admin_key.owner(given)
         if owner is None:
+            if path in ADMIN_PATHS and state.keys.owner(given) is not None:
+                raise HttpError(403, f"{path} takes the admin key (--admin-key)")
             raise HttpError(
                 401, "the API key is missing or wrong", headers={"WWW-Authenticate": "Bearer"}
             )

@@ -68,7 +68,9 @@ async def prompt_of_messages(
     """The same with ``tools`` offered, more ``variables`` for the template, another ``template``
     (rendered apart, as it is not trusted), and what ``then`` makes of the opening as the beginning
     of the answer."""
-    conversation = read_conversation(messages)
+    conversation = read_conversation(
+        messages, lambda: executor.tokenizer.template.source if template is None else template
+    )
     for name in variables or ():
         if name in _OURS:
             raise bad(

@@ -70,6 +70,7 @@ WRONG = (
         {"messages": [{"role": "user"}]}, {"messages": [{"role": "a<eos>", "content": "b"}]},
         {"messages": [{"role": "\ue0007\ue001", "content": "b"}]},
         {"messages": [{"role": ["user"], "content": "b"}]},
+        {"messages": [{"role": "bot", "content": "b"}]},
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
         {"messages": [{"role": "assistant", "reasoning_content": 3}]},

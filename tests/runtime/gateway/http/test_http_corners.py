@@ -12,7 +12,9 @@ from urllib.parse import urlsplit
 
 import pytest
 from ramet.runtime.gateway.http import reading
+from ramet.runtime.gateway.http.conversation import ROLES
 from ramet.runtime.gateway.http.state import HttpLimits
+from ramet.runtime.gateway.tokenizer import Tokenizer
 
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 ASKS = {
@@ -83,7 +85,35 @@ async def test_fields_that_mean_nothing_are_told_of_once(site, caplog):
     assert "other" in lines[0]
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_a_role_that_nobody_knows_is_refused(site, path):
+    plain = site.world.executor.tokenizer
+    template = (
+        "{% for m in messages %}{{ 'saw ' if m.role == 'observer' }}{{ m.content }}{% endfor %}"
+    )
+    site.world.executor.tokenizer = Tokenizer(
+        plain.inner, eos_ids=plain.eos_ids, chat_template=template
+    )
+
+    async def say(role):
+        return await site.post(path, messages=[*CHAT["messages"], {"role": role, "content": "b"}])
+
+    message = refused(await say("bot"), "messages")
+    assert message == f"messages[1].role 'bot' is none of {', '.join(ROLES)}"
+    for role in (*ROLES, "observer"):
+        assert (await say(role)).status_code == 200, role
+
+
 # --- lengths --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+async def test_a_chat_takes_at_least_one_token(site, name):
+    for count in (0, -3):
+        message = refused(
+            await site.post("/v1/chat/completions", **CHAT, **{name: count}), "max_tokens"
+        )
+        assert message == f"max_tokens must be at least 1, not {count}"
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])

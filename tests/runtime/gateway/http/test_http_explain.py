@@ -203,7 +203,7 @@ def test_what_is_wrong_is_named(as_key, body, param):
 
 def test_the_tree_is_the_admins(as_key):
     assert as_key(None).tree().status_code == 401
-    assert as_key("one").tree().status_code == 401
+    assert as_key("one").tree().status_code == 403
     assert as_key(None).http.get("/v1/cache/tree/").status_code in (307, 401)
     assert as_key(ADMIN).tree().status_code == 200
 

@@ -100,7 +100,18 @@ async def test_admin_and_metrics_have_keys_of_their_own(new_site):
     for path, allowed in wanted.items():
         for key in ("user", "admin", "metrics", "other"):
             reply = await site.http.get(path, headers=bearer(key))
-            assert reply.status_code == (200 if key in allowed else 401), (path, key)
+            known = path == "/flush_cache" and key == "user"
+            refusal = 403 if known else 401
+            assert reply.status_code == (200 if key in allowed else refusal), (path, key)
+
+
+async def test_a_good_key_that_is_not_the_admin_s_is_told_which_key_is_wanted(new_site):
+    site = await new_site(api_key="user", admin_key="admin")
+    for path in ("/flush_cache", "/v1/cache/tree"):
+        reply = await site.http.get(path, headers=bearer("user"))
+        assert (reply.status_code, reply.json()["error"]["code"]) == (403, 403)
+        assert "takes the admin key (--admin-key)" in reply.json()["error"]["message"]
+        assert (await site.http.get(path, headers=bearer("other"))).status_code == 401
 
 
 async def test_an_admin_s_key_alone_closes_only_what_is_the_admin_s(new_site):
@@ -116,7 +127,7 @@ async def test_no_spelling_of_a_path_gets_round_the_keys(new_site):
                  "/health/../flush_cache", "/metrics/", "/%6detrics", "/FLUSH_CACHE"):  # fmt: skip
         for key in ("user", "wrong"):
             reply = await site.http.request("GET", site.url + path, headers=bearer(key))
-            assert reply.status_code in (307, 401, 404), (path, key, reply.status_code)
+            assert reply.status_code in (307, 401, 403, 404), (path, key, reply.status_code)
             assert "success" not in reply.text
             assert "ramet:" not in reply.text
     assert not site.engine.submits

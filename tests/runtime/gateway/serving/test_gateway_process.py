@@ -15,7 +15,7 @@ from ramet.runtime.config import EngineConfig
 from ramet.runtime.gateway.assembly import bind, check_address
 from ramet.runtime.gateway.curve import server_keys
 from ramet.runtime.gateway.service import Service, ServiceLimits
-from ramet.runtime.protocol import BadInputError
+from ramet.runtime.protocol import BackendError, BadInputError
 from ramet.runtime.protocol.codec import client_codec, gateway_codec
 from ramet.runtime.protocol.messages import Hello, Welcome
 
@@ -125,6 +125,19 @@ async def test_it_serves_when_the_engine_is_there_and_stops_when_told(world, tmp
         process.send_signal(signal.SIGTERM)
         code = await asyncio.wait_for(process.wait(), 20)
     assert code == 0
+
+
+def test_a_port_in_use_is_named_once_with_the_flag_for_another(tmp_path):
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as taken:
+        address = f"tcp://127.0.0.1:{taken.bind_to_random_port('tcp://127.0.0.1')}"
+        config = EngineConfig.from_settings({"zmq_port": int(address.rpartition(":")[2])})
+        with pytest.raises(BackendError, match="--zmq-port") as caught:
+            bind([address], config, ServiceLimits())
+    assert str(caught.value).count(address) == 1
+    assert "in use" in str(caught.value)
+    with pytest.raises(BackendError) as caught:
+        bind([f"ipc://{tmp_path}/nowhere/at-all"], config, ServiceLimits())
+    assert "--zmq-port" not in str(caught.value)
 
 
 async def test_curve_encrypts_tcp_and_leaves_ipc_alone(world, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import msgspec
 import pytest
@@ -266,7 +267,8 @@ async def test_two_programs_under_one_number_are_refused(world):
     assert "open already" in refused.error.message
 
 
-async def test_a_client_that_vanishes_loses_its_work(world):
+async def test_a_client_that_vanishes_loses_its_work(world, caplog):
+    caplog.set_level(logging.INFO)
     service = await world.serve()
     world.engine.idle = True
     client = await connect(world)
@@ -277,6 +279,7 @@ async def test_a_client_that_vanishes_loses_its_work(world):
     client.close()
     await world.settle(lambda: len(world.engine.running) == 1, 8)
     assert service.clients == 1
+    assert "client test left: " in caplog.text
     world.engine.idle = False
     assert value(await other.events(), 1)
     await world.settle(lambda: not world.engine.handles)
