@@ -81,7 +81,7 @@ def _message(message: Mapping[str, Any], number: int, source: Callable[[], str])
     role = message.get("role")
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
         raise _wrong(number, "role must be the name of a role")
-    if role not in ROLES and not re.search(rf"""(["']){role}\1""", source()):
+    if role not in ROLES and not any(f"{quote}{role}{quote}" in source() for quote in "'\""):
         raise _wrong(number, f"role {role!r} is none of {', '.join(ROLES)}")
     found: dict[str, Any] = {"role": "system" if role == "developer" else role}
     found["content"] = _content(message.get("content"), number, role)
