@@ -77,7 +77,7 @@ class Guided:
             if not may_jump(request.sampling):
                 return None
             recent = rows.tokens[row, max(known - RECENT, known - made) : known].tolist()
-            forced = guide.forced(recent)[: self._room(request) - made]
+            forced = guide.forced(recent)[: max(self._room(request) - made, 0)]
             if not forced or not self._scheduler.append_forced(row, np.array(forced, np.int32)):
                 return None
             count, ending = self._walk(request, forced, made)
