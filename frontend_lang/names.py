@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
+from ramet.runtime.protocol.nearest import did_you_mean
 from ramet.runtime.protocol.sampling import ALIASES
 
 _SPELLINGS = {**ALIASES, **{ours: theirs for theirs, ours in ALIASES.items()}}
@@ -12,9 +12,8 @@ _SPELLINGS = {**ALIASES, **{ours: theirs for theirs, ours in ALIASES.items()}}
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """``; did you mean …?`` for a name that is like one of ``known``; empty where none is."""
+    """`did_you_mean`, which knows that some parameters have another name elsewhere."""
     names = list(known)
     if _SPELLINGS.get(name) in names:
         return f"; did you mean {_SPELLINGS[name]}?"
-    found = difflib.get_close_matches(name, names, n=1)
-    return f"; did you mean {found[0]}?" if found else ""
+    return did_you_mean(name, names)

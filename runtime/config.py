@@ -6,7 +6,6 @@ are all made from these fields.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import os
 import re
@@ -18,6 +17,7 @@ import msgspec
 from .config_names import ABSENT, ALIASES
 from .config_server import ServerConfig, says
 from .protocol.errors import BadInputError
+from .protocol.nearest import did_you_mean
 from .scheduler.classes import parse_classes
 
 API_KEY_VARIABLE = "RAMET_API_KEY"
@@ -338,8 +338,7 @@ def _canonical(given: str, value: Any) -> tuple[str, Any]:
     if name in ALIASES:
         return ALIASES[name], (not value if name == "enable_prefix_caching" else value)
     known = [*EngineConfig.__struct_fields__, *ALIASES]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    hint = did_you_mean(name, known)
     raise UnknownSettingError(f"unknown setting {given}{hint}", param=given)
 
 
