@@ -178,7 +178,7 @@ class EngineConfig(ServerConfig, frozen=True, kw_only=True, omit_defaults=True):
         float, says("Above 1 admits fewer requests and retracts less.", gt=0.0, le=100.0)
     ] = 1.0
     grammar_backend: Annotated[
-        Literal["auto", "outlines", "llguidance"],
+        Literal["auto", "outlines", "automaton", "llguidance"],
         says("What compiles constraints on output. auto: by the kind of constraint."),
     ] = "auto"
     random_seed: (

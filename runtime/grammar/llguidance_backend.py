@@ -1,4 +1,4 @@
-"""Compiling with llguidance: JSON schemas, grammars, and regexes too large for an index."""
+"""Compiling with llguidance: JSON schemas, grammars, and what is too large for an automaton."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import GrammarError
-from .checks_grammar import ROOT, check_gbnf, is_lark
+from .checks_grammar import check_gbnf, is_lark
 from .doubling import without_doubling
 from .lexemes import lark_of, regular_rules, rules_over_lexemes
 from .lexers import Growth
@@ -17,6 +17,7 @@ from .library_error import explain
 from .llguidance_matcher import LLGuidanceGrammar, LLGuidanceMatcher
 from .reachable import reachable_tree
 from .regex_tree import portable
+from .regular import regular_tree
 from .schema_document import Document, pointer
 from .schema_lowering import lower_schema, open_names
 from .schema_patterns import lower_pattern
@@ -167,7 +168,7 @@ def source_of(spec: Spec, vocabulary: Vocabulary) -> str:
 
     if spec.kind == "json_schema":
         return _behind(spec.prefix, _schema_source(spec))
-    if spec.kind == "ebnf":
+    if regular_tree(spec) is None:
         return _behind(spec.prefix, _grammar_source(spec.text))
     # Spelled as for every backend, so that all read the same language.
     return LLMatcher.grammar_from_regex(portable(reachable_tree(spec, vocabulary)))
@@ -189,10 +190,8 @@ def _grammar_source(text: str) -> str:
     if is_lark(text):
         return LLMatcher.grammar_from_lark(text)
     rules = without_doubling(check_gbnf(text))
-    trees = regular_rules(rules)
-    if ROOT in trees:
-        return LLMatcher.grammar_from_regex(portable(trees[ROOT]))
-    return LLMatcher.grammar_from_lark(lark_of(rules_over_lexemes(rules, trees)))
+    nodes = rules_over_lexemes(rules, regular_rules(rules))
+    return LLMatcher.grammar_from_lark(lark_of(nodes))
 
 
 def _schema_source(spec: Spec) -> str:

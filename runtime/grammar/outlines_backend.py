@@ -19,16 +19,11 @@ from .backend import Refused
 from .charset import contains
 from .checks_regex import language_of
 from .index_size import expected_ways
-from .outlines_matcher import (
-    MAX_ROW_BYTES,
-    OutlinesGrammar,
-    PackedIndex,
-    allowed_ids,
-    packed_row,
-)
+from .outlines_grammar import OutlinesGrammar, PackedIndex, allowed_ids, packed_row
 from .reachable import reachable_tree
 from .regex_tree import Tree, alphabet, literal, portable
 from .spec import Spec
+from .state_matcher import MAX_ROW_BYTES
 from .vocabulary import Vocabulary
 
 MAX_INDEX_BYTES = 8 << 20

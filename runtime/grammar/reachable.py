@@ -7,7 +7,6 @@ from functools import lru_cache
 
 from ..protocol.errors import GrammarError
 from .charset import LAST, Ranges, complement, ranges_of
-from .checks_regex import language_of
 from .regex_tree import (
     NOTHING,
     Chars,
@@ -21,15 +20,18 @@ from .regex_tree import (
     sequence,
     union,
 )
+from .regular import regular_tree
 from .spec import Spec
 from .vocabulary import Vocabulary
 
 
 def reachable_tree(spec: Spec, vocabulary: Vocabulary) -> Tree:
-    """The language of a ``regex`` or ``choice`` spec, as far as the vocabulary can write it, behind
-    its prefix; for `portable`. Raises `GrammarError` for a wrong spec, and where nothing is left.
-    """
-    tree = without_bytes(language_of(spec).tree, vocabulary.missing_bytes)
+    """The language of a spec that has a `regular_tree`, as far as the vocabulary can write it,
+    behind its prefix; for `portable`. Raises `GrammarError` for a wrong spec, and where nothing is
+    left."""
+    whole = regular_tree(spec)
+    assert whole is not None, spec.kind
+    tree = without_bytes(whole, vocabulary.missing_bytes)
     if tree == NOTHING:
         raise GrammarError("every match needs bytes that no token of the model has")
     return sequence((literal(spec.prefix), tree)) if spec.prefix else tree

@@ -102,7 +102,7 @@ class _Trier:
         if name in self._backends:
             return
         from .checks import check_spec
-        from .routing import ROUTES, make_backend
+        from .routing import make_backend
         from .spec import Spec
 
         self._backends[name] = None
@@ -110,8 +110,8 @@ class _Trier:
             self._backends[name] = backend = make_backend(name)
             harmless = Spec("regex", "a"), Spec("choice", '["a"]'), Spec("json_schema", "true")
             for spec in harmless:
-                if name in ROUTES[spec.kind]:
-                    with contextlib.suppress(Exception):
+                with contextlib.suppress(Exception):
+                    if backend.supports(spec) is None:
                         check_spec(spec)
                         backend.try_in_worker(spec, self._vocabulary)
         gc.collect()

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 from ramet.runtime.engine.guides import Guide
+from ramet.runtime.grammar.automaton_backend import AutomatonBackend
 from ramet.runtime.grammar.llguidance_backend import LLGuidanceBackend
-from ramet.runtime.grammar.outlines_backend import OutlinesBackend
 from ramet.runtime.grammar.spec import Spec
 from ramet.runtime.grammar.vocabulary import Vocabulary
 from ramet.runtime.protocol.messages import Abort
@@ -37,7 +37,7 @@ class Compiled:
 
     def __init__(self) -> None:
         self._made = {}
-        self._backends = OutlinesBackend(), LLGuidanceBackend(2)
+        self._backends = AutomatonBackend(), LLGuidanceBackend(2)
 
     def submit(self, spec: Spec):
         def result():

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from ramet.runtime.engine.guides import Guide, Guides
 from ramet.runtime.engine.together import MANY_STEPS
+from ramet.runtime.grammar.automaton_backend import AutomatonBackend
 from ramet.runtime.grammar.llguidance_backend import LLGuidanceBackend
-from ramet.runtime.grammar.outlines_backend import OutlinesBackend
 from ramet.runtime.grammar.prefix_matcher import PrefixGrammar
 from ramet.runtime.grammar.spec import Spec
 from ramet.runtime.protocol import GrammarError
@@ -27,7 +27,7 @@ class Once:
 
 
 @pytest.mark.parametrize("jump", [True, False])
-@pytest.mark.parametrize("backend", [LLGuidanceBackend(), OutlinesBackend()], ids=lambda b: b.name)
+@pytest.mark.parametrize("backend", [LLGuidanceBackend(), AutomatonBackend()], ids=lambda b: b.name)
 def test_what_is_forced_is_passed_only_where_nobody_jumps(backend, jump, small):
     grammar = backend.compile(Spec.of("regex", "a[bc]xyz"), small)
     guides = Guides(lambda: Once(grammar), small.eos_ids)
@@ -49,7 +49,7 @@ def test_what_is_forced_is_passed_only_where_nobody_jumps(backend, jump, small):
     assert left == ([(request, ord("b"))] if jump else [])
 
 
-@pytest.mark.parametrize("backend", [LLGuidanceBackend(), OutlinesBackend()], ids=lambda b: b.name)
+@pytest.mark.parametrize("backend", [LLGuidanceBackend(), AutomatonBackend()], ids=lambda b: b.name)
 def test_what_comes_first_or_is_free_is_passed_by_nobody(backend, small):
     grammar = backend.compile(Spec.of("regex", "ab*"), small)
     known = grammar.matcher()
@@ -74,7 +74,7 @@ def test_what_comes_first_or_is_free_is_passed_by_nobody(backend, small):
 
 def test_many_that_need_nothing_go_on_at_once(small):
     """Of an automaton: all but those that are done, that must jump, or that fail."""
-    grammar = OutlinesBackend().compile(Spec.of("regex", "[a-f]{3}x?|[gh]yz"), small)
+    grammar = AutomatonBackend().compile(Spec.of("regex", "[a-f]{3}x?|[gh]yz"), small)
     known = grammar.matcher()
     for word in (b"abcx", b"gyz"):
         for token in word:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ramet.runtime.grammar.automaton_backend import AutomatonBackend
 from ramet.runtime.grammar.llguidance_backend import LLGuidanceBackend
 from ramet.runtime.grammar.outlines_backend import OutlinesBackend
 from ramet.runtime.grammar.prefix_matcher import PrefixGrammar
@@ -150,7 +151,7 @@ SPECS = [
     ("ebnf", 'start: "a" "b"?\n%ignore " "', r" *a *b? *"),
 ]
 CASES = [(LLGuidanceBackend, *spec) for spec in SPECS]
-CASES += [(OutlinesBackend, *spec) for spec in SPECS[:2]]
+CASES += [(one, *spec) for spec in SPECS[:2] for one in (OutlinesBackend, AutomatonBackend)]
 
 
 @pytest.mark.parametrize("prefix", ["x", "x ", " ", 'y"{\n', "a", "0"])
@@ -198,8 +199,8 @@ def test_a_prefix_makes_another_grammar_of_a_spec():
     assert Spec("regex", "xa+").key != one.key
 
 
-def test_what_is_used_a_few_times_gets_no_index():
-    assert route("regex")[0] == "outlines"
-    assert route("regex", prefixed=True) == ("llguidance", "outlines")
+def test_what_is_used_a_few_times_gets_no_rows():
+    assert route("regex") == ("automaton", "llguidance")
+    assert route("regex", prefixed=True) == ("llguidance", "automaton")
     assert route("json_schema", prefixed=True) == ("llguidance",)
     assert route("regex", "outlines", prefixed=True) == ("outlines",)

@@ -7,6 +7,8 @@ import random
 
 import numpy as np
 import pytest
+from ramet.runtime.grammar.automaton_backend import AutomatonBackend
+from ramet.runtime.grammar.backend import Refused
 from ramet.runtime.grammar.checks import check_spec
 from ramet.runtime.grammar.checks_grammar import check_gbnf
 from ramet.runtime.grammar.doubling import without_doubling
@@ -37,6 +39,14 @@ def compile_(text: str, vocabulary: Vocabulary):
     spec = Spec("ebnf", text)
     check_spec(spec)
     return LLGuidanceBackend().compile(spec, vocabulary)
+
+
+def compiled(text: str, vocabulary: Vocabulary):
+    """By every backend that takes it."""
+    spec = Spec("ebnf", text)
+    check_spec(spec)
+    backends = [LLGuidanceBackend(), AutomatonBackend()]
+    return [b.compile(spec, vocabulary) for b in backends if b.supports(spec) is None]
 
 
 def takes(grammar, vocabulary: Vocabulary, text: str) -> bool:
@@ -127,9 +137,18 @@ def test_a_grammar_that_explodes_is_refused(single_bytes):
     ],
 )
 def test_what_a_grammar_means(single_bytes, text, valid, invalid):
-    grammar = compile_(text, single_bytes)
-    assert [t for t in valid if not takes(grammar, single_bytes, t)] == []
-    assert [t for t in invalid if takes(grammar, single_bytes, t)] == []
+    for grammar in compiled(text, single_bytes):
+        assert [t for t in valid if not takes(grammar, single_bytes, t)] == []
+        assert [t for t in invalid if takes(grammar, single_bytes, t)] == []
+
+
+def test_a_grammar_that_leads_back_to_itself_has_no_automaton(single_bytes):
+    plain, nested = 'root ::= x+\nx ::= "a" | "b"', 'root ::= "a" root "b" | ""'
+    kinds = [[g.kind for g in compiled(text, single_bytes)] for text in (plain, nested)]
+    assert kinds == [["llguidance", "automaton"], ["llguidance"]]
+    for text in (nested, 'start: "a"'):
+        with pytest.raises(Refused, match=r"lead back|Lark"):
+            AutomatonBackend().try_in_worker(Spec("ebnf", text), single_bytes)
 
 
 DOUBLED = [
@@ -276,9 +295,9 @@ def check_random(seeds, letters) -> int:
         except GrammarError:
             continue
         count += 1
-        grammar = compile_(text, letters)
-        found = frozenset(t for t in TEXTS if takes(grammar, letters, t))
-        assert found == language(rules), text
+        for grammar in compiled(text, letters):
+            found = frozenset(t for t in TEXTS if takes(grammar, letters, t))
+            assert found == language(rules), text
     return count
 
 

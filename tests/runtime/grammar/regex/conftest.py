@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 from ramet.runtime.gateway.tokenizer import Tokenizer
+from ramet.runtime.grammar.automaton_backend import AutomatonBackend
 from ramet.runtime.grammar.matcher import Grammar, Matcher
 from ramet.runtime.grammar.outlines_backend import OutlinesBackend
 from ramet.runtime.grammar.spec import Spec
@@ -25,10 +26,11 @@ def allowed(matcher: Matcher, vocabulary: Vocabulary) -> set[int]:
 
 
 class Walks:
-    """Walks of texts and tokens through a grammar's masks."""
+    """Walks of texts and tokens through the masks of a backend's grammars."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: OutlinesBackend | AutomatonBackend) -> None:
         self.allowed = allowed
+        self.backend = backend
 
     def takes(self, grammar: Grammar, vocabulary: Vocabulary, text: str) -> bool:
         """Whether a text is produced through the masks: forced tokens where there are any, else
@@ -50,7 +52,7 @@ class Walks:
 
     def compile(self, pattern: str | Sequence[str], vocabulary: Vocabulary) -> Grammar:
         kind = "regex" if isinstance(pattern, str) else "choice"
-        return OutlinesBackend().compile(Spec.of(kind, pattern), vocabulary)
+        return self.backend.compile(Spec.of(kind, pattern), vocabulary)
 
 
 class RandomRegex:
@@ -90,8 +92,14 @@ class RandomRegex:
 
 
 @pytest.fixture
-def walks() -> Walks:
-    return Walks()
+def allowed_ids() -> Callable[[Matcher, Vocabulary], set[int]]:
+    return allowed
+
+
+@pytest.fixture(params=[OutlinesBackend, AutomatonBackend], ids=lambda backend: backend.name)
+def walks(request: pytest.FixtureRequest) -> Walks:
+    """With each backend whose grammars have states."""
+    return Walks(request.param())
 
 
 @pytest.fixture
@@ -116,6 +124,11 @@ def single_bytes() -> Vocabulary:
 
 
 @pytest.fixture(scope="session")
-def real() -> Vocabulary:
+def tokenizer_of_real() -> Tokenizer:
+    return Tokenizer.from_files(store.resolve("smollm2-135m-instruct"))
+
+
+@pytest.fixture(scope="session")
+def real(tokenizer_of_real: Tokenizer) -> Vocabulary:
     """The 49,152 tokens of SmolLM2, which lack 21 single bytes."""
-    return Vocabulary.from_tokenizer(Tokenizer.from_files(store.resolve("smollm2-135m-instruct")))
+    return Vocabulary.from_tokenizer(tokenizer_of_real)

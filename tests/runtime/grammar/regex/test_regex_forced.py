@@ -9,6 +9,7 @@ import zlib
 
 import numpy as np
 import pytest
+from ramet.runtime.grammar.automaton_backend import AutomatonBackend
 from ramet.runtime.grammar.backend import Refused
 from ramet.runtime.grammar.forced import canonical_tokens
 from ramet.runtime.grammar.llguidance_backend import LLGuidanceBackend
@@ -17,7 +18,7 @@ from ramet.runtime.grammar.spec import Spec
 from ramet.runtime.grammar.vocabulary import Vocabulary
 from ramet.runtime.protocol.errors import GrammarError
 
-BACKENDS = [OutlinesBackend(), LLGuidanceBackend()]
+BACKENDS = [OutlinesBackend(), AutomatonBackend(), LLGuidanceBackend()]
 
 TASKS = [
     r"\{\"name\": \"(Ada|Adam|Bob)\", \"age\": [0-9]{1,3}, \"tags\": \[(\"[a-c]\"(, \"b\")*)?\]\}",

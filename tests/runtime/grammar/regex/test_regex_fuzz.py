@@ -7,6 +7,7 @@ import re
 
 import pytest
 from ramet.runtime.grammar.automaton import TooLarge, build
+from ramet.runtime.grammar.automaton_backend import AutomatonBackend
 from ramet.runtime.grammar.backend import Refused
 from ramet.runtime.grammar.checks_regex import check_regex
 from ramet.runtime.grammar.llguidance_backend import LLGuidanceBackend
@@ -14,6 +15,7 @@ from ramet.runtime.grammar.outlines_backend import OutlinesBackend
 from ramet.runtime.grammar.spec import Spec
 from ramet.runtime.protocol.errors import GrammarError
 
+BACKENDS = [OutlinesBackend(), AutomatonBackend(), LLGuidanceBackend()]
 LETTERS = ["a", "b", "B", "0", " ", "\n", "é", "😀"]
 
 
@@ -106,43 +108,43 @@ def test_the_automaton_is_the_language(random_regexes):
     assert given_up < 20
 
 
-def test_outlines_masks_are_the_language(random_regexes, letters, walks):
-    compiled, refused = run(OutlinesBackend(), letters, random_regexes(2), 2000, 2, walks.allowed)
+def test_masks_of_states_are_the_language(random_regexes, letters, walks):
+    compiled, refused = run(walks.backend, letters, random_regexes(2), 2000, 2, walks.allowed)
     assert compiled > 1800 and refused < 40
 
 
-def test_llguidance_masks_are_the_language(random_regexes, letters, walks):
-    compiled, _ = run(LLGuidanceBackend(), letters, random_regexes(3), 300, 2, walks.allowed)
+def test_llguidance_masks_are_the_language(random_regexes, letters, allowed_ids):
+    compiled, _ = run(LLGuidanceBackend(), letters, random_regexes(3), 300, 2, allowed_ids)
     assert compiled > 270
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", [OutlinesBackend(), LLGuidanceBackend()], ids=lambda b: b.name)
-def test_masks_are_the_language_of_longer_texts(random_regexes, letters, walks, backend):
-    run(backend, letters, random_regexes(4), 1500, 4, walks.allowed)
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+def test_masks_are_the_language_of_longer_texts(random_regexes, letters, allowed_ids, backend):
+    run(backend, letters, random_regexes(4), 1500, 4, allowed_ids)
 
 
-def test_both_backends_allow_the_same(random_regexes, letters, walks):
+def test_all_backends_allow_the_same(random_regexes, letters):
     """Token by token, over random walks: the same ids are taken, and the same texts may end."""
     regexes = random_regexes(5)
-    outlines, llguidance = OutlinesBackend(), LLGuidanceBackend()
     compared = 0
     for _ in range(250):
         spec = Spec.of("regex", regexes.pattern())
         try:
-            grammars = [b.compile(spec, letters) for b in (outlines, llguidance)]
+            grammars = [b.compile(spec, letters) for b in BACKENDS]
         except (Refused, GrammarError):
             continue
-        one, other = (g.matcher() for g in grammars)
+        one, *others = (g.matcher() for g in grammars)
         for _ in range(8):
-            assert one.can_end() == other.can_end(), spec.text
-            assert one.is_done() == other.is_done(), spec.text
             ids = taking(one, letters)
-            assert ids == taking(other, letters), spec.text
+            for other in others:
+                assert one.can_end() == other.can_end(), spec.text
+                assert one.is_done() == other.is_done(), spec.text
+                assert ids == taking(other, letters), spec.text
             if one.is_done():
                 break
             texts = [i for i in sorted(ids) if i not in letters.eos_ids]
             token = regexes.random.choice(texts)
-            assert one.accept(token) and other.accept(token)
+            assert one.accept(token) and all(other.accept(token) for other in others)
             compared += 1
     assert compared > 600

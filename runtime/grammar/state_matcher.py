@@ -1,13 +1,12 @@
-"""Where one output is in outlines-core's index, and the rows of the index's states."""
+"""Grammars whose outputs are in numbered states with a mask row each, and where one output is."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
-import outlines_core
 
 from ..protocol.errors import GrammarError
 from .automaton import DEAD, ByteAutomaton
@@ -25,77 +24,66 @@ _CONTEXT = 4
 """Tokens before forced ones that are looked at."""
 
 
-class PackedIndex(msgspec.Struct, frozen=True, array_like=True):
-    """``start``: state of the index behind the marker. ``rows``: state → packed row of the states
-    in which so many tokens may come that their row takes long to make."""
+class StateGrammar(ABC):
+    """A regular language: states that tokens lead to, and an automaton over bytes beside them, in
+    whose ``place`` each output is as well. Shared; only its caches change."""
 
-    index: bytes
-    automaton: bytes
-    start: int
-    rows: dict[int, bytes]
+    kind: str
 
-
-class OutlinesGrammar:
-    """An index with its rows. Shared; only its caches change."""
-
-    kind = "outlines"
-
-    def __init__(
-        self,
-        index: outlines_core.Index,
-        vocabulary: Vocabulary,
-        form: PackedIndex,
-    ) -> None:
-        self.index = index
-        self.start = form.start
-        self.automaton = ByteAutomaton.unpack(form.automaton)
+    def __init__(self, automaton: ByteAutomaton, vocabulary: Vocabulary, start: int) -> None:
+        self.automaton = automaton
         self.vocabulary = vocabulary
-        self._made = form.rows
-        self._fixed_bytes = len(form.index) * 3 + sum(map(len, form.rows.values()))
-        self._rows: OrderedDict[int, _State] = OrderedDict()
+        self.start = start
+        self._states: OrderedDict[int, State] = OrderedDict()
         self._kept = max(MAX_ROW_BYTES // (vocabulary.words * 4), 16)
         self._plans: OrderedDict[tuple[int, tuple[int, ...]], tuple[int, ...]] = OrderedDict()
         self._planned = 0
-        state = self.state(self.start)
-        if state.dead and not state.final:
-            raise GrammarError("no token of the model can begin a match")
+
+    @abstractmethod
+    def follow(self, state: int, place: int, token: int) -> tuple[int, int] | None:
+        """The state and the place behind a token of the vocabulary; None where it may not come, as
+        ids without text never may."""
+
+    @abstractmethod
+    def _key(self, number: int) -> int:
+        """Equal for states that are in all the same for the next token."""
+
+    @abstractmethod
+    def _make(self, number: int) -> State:
+        """What `state` remembers."""
 
     @property
+    @abstractmethod
     def nbytes(self) -> int:
-        """With room for the rows it may come to hold."""
-        rows = min(self.automaton.states, self._kept) * self.vocabulary.words * 4
-        plans = self._planned * _PLANNED_BYTES
-        return self._fixed_bytes + self.automaton.nbytes + rows + plans
+        """About how much memory it holds, for the cache's bound."""
 
-    def matcher(self) -> OutlinesMatcher:
+    @property
+    def fixed_bytes(self) -> int:
+        """That of all but rows."""
+        return self.automaton.nbytes + self._planned * _PLANNED_BYTES
+
+    def matcher(self) -> StateMatcher:
         """A fresh matcher at the start of an output."""
-        return OutlinesMatcher(self)
+        return StateMatcher(self)
 
-    def state(self, number: int) -> _State:
-        """The row and the kind of a state of the index."""
-        known = self._rows.get(number)
+    def state(self, number: int) -> State:
+        """The row and the kind of a state."""
+        key = self._key(number)
+        known = self._states.get(key)
         if known is not None:
-            self._rows.move_to_end(number)
+            self._states.move_to_end(key)
             return known
-        final = self.index.is_final_state(number)
-        made = self._made.get(number)
-        if made is not None:
-            row, dead = np.frombuffer(made, np.int32), False
-        else:
-            ids = allowed_ids(self.index, number, self.vocabulary)
-            row, dead = packed_row(ids, final, self.vocabulary), ids.size == 0
-        self._rows[number] = known = _State(row, final, dead)
-        if len(self._rows) > self._kept:
-            self._rows.popitem(last=False)
+        self._states[key] = known = self._make(number)
+        if len(self._states) > self._kept:
+            self._states.popitem(last=False)
         return known
 
-    def known(self, number: int) -> _State | None:
+    def known(self, number: int) -> State | None:
         """The same where it is known already."""
-        return self._rows.get(number)
+        return self._states.get(self._key(number))
 
     def plan(self, state: int, place: int, recent: Sequence[int]) -> tuple[int, ...]:
-        """The tokens that must come from a state of the index and the automaton's ``place``; only
-        such as the index takes too."""
+        """The tokens that must come from a state and its ``place``; only such as may come."""
         if place == DEAD:
             return ()
         data, behind = self.automaton.forced(place)
@@ -108,26 +96,26 @@ class OutlinesGrammar:
             ids = canonical_tokens(
                 self.vocabulary, data, key[1], lambda more: walk(behind, more) != DEAD
             )
-            known = self._agreed(state, ids)
+            known = self._agreed(state, place, ids)
             self._plans[key] = known
             self._planned += len(known) + _CONTEXT
             while self._planned > _PLANNED:
                 self._planned -= len(self._plans.popitem(last=False)[1]) + _CONTEXT
         return known
 
-    def _agreed(self, state: int, ids: Sequence[int]) -> tuple[int, ...]:
-        """The tokens up to one that the index does not take."""
+    def _agreed(self, state: int, place: int, ids: Sequence[int]) -> tuple[int, ...]:
+        """The tokens up to one that may not come."""
         taken: list[int] = []
         for token in ids:
-            after = self.index.get_next_state(state, token)
+            after = self.follow(state, place, token)
             if after is None:
                 break
-            state = after
+            state, place = after
             taken.append(token)
         return tuple(taken)
 
 
-class _State:
+class State:
     """``row``: what may come, ends included. ``final``: the text may end. ``dead``: no token may
     come but an end. ``done``: both."""
 
@@ -140,8 +128,8 @@ class _State:
         self.done = final and dead
 
 
-class OutlinesMatcher:
-    """One output's place in the index (``_state``) and in the byte automaton (``_place``).
+class StateMatcher:
+    """One output's state (``_state``) and its place in the byte automaton (``_place``).
 
     ``_plan``: forced tokens not yet accepted, None where they were not asked for. Whether they are
     appended at once or come one by one through narrowed masks, they are the same tokens.
@@ -149,7 +137,7 @@ class OutlinesMatcher:
 
     __slots__ = ("_ended", "_grammar", "_history", "_place", "_plan", "_state", "_tokens")
 
-    def __init__(self, grammar: OutlinesGrammar) -> None:
+    def __init__(self, grammar: StateGrammar) -> None:
         self._grammar = grammar
         self._state = grammar.start
         self._place = 0
@@ -192,15 +180,12 @@ class OutlinesMatcher:
             self._push(token)
             self._ended = True
             return True
-        after = grammar.index.get_next_state(self._state, token)
+        after = grammar.follow(self._state, self._place, token)
         if after is None:
             return False
-        place = self._place
-        if place != DEAD:
-            place = grammar.automaton.walk(place, vocabulary.tokens[token])
         plan = self._plan
         self._push(token)
-        self._state, self._place = after, place
+        self._state, self._place = after
         self._plan = plan[1:] or None if plan and plan[0] == token else None
         return True
 
@@ -211,15 +196,14 @@ class OutlinesMatcher:
         vocabulary = grammar.vocabulary
         if self._ended or not 0 <= token < vocabulary.size:
             return False
-        after = grammar.index.get_next_state(self._state, token)  # it knows no ends
-        if after is None:
+        found = grammar.follow(self._state, self._place, token)  # which takes no ends
+        if found is None:
             return False
+        after, place = found
         state = grammar.known(after)
         if state is None or state.done:
             return False
-        place, plan = self._place, self._plan
-        if place != DEAD:
-            place = grammar.automaton.walk(place, vocabulary.tokens[token])
+        plan = self._plan
         if place == DEAD or not grammar.automaton.forced(place)[0]:
             behind = ()  # whatever came before
         elif jumps:
@@ -256,9 +240,9 @@ class OutlinesMatcher:
         del recent
         return list(self._forced())
 
-    def fork(self) -> OutlinesMatcher:
+    def fork(self) -> StateMatcher:
         """A matcher in the same state that goes its own way."""
-        other = OutlinesMatcher(self._grammar)
+        other = StateMatcher(self._grammar)
         other._state, other._place, other._plan = self._state, self._place, self._plan
         other._ended = self._ended
         other._history = self._history.copy()
@@ -275,20 +259,3 @@ class OutlinesMatcher:
     def _push(self, token: int) -> None:
         self._history.append((self._state, self._place, self._plan))
         self._tokens.append(token)
-
-
-def allowed_ids(index: outlines_core.Index, state: int, vocabulary: Vocabulary) -> np.ndarray:
-    """[n] int64 ids of the tokens that may come in a state, without ends."""
-    ids = np.array(index.get_allowed_tokens(state) or (), np.int64)
-    return ids[ids < vocabulary.size]
-
-
-def packed_row(ids: np.ndarray, final: bool, vocabulary: Vocabulary) -> MaskRow:
-    """The packed row of a state in which ``ids`` may come; ends too if it is ``final``."""
-    bits = np.zeros(vocabulary.words * 32, np.bool_)
-    bits[ids] = True
-    if final:
-        bits[list(vocabulary.eos_ids)] = True
-    row = np.packbits(bits, bitorder="little").view(np.int32)
-    row.flags.writeable = False
-    return row
