@@ -33,6 +33,26 @@ _BASE_BYTES = 1 << 20
 _HEADER = 8
 _TRIAL_STEPS = 12
 _SHORT_ESCAPES = '"\\bfnrt'
+_IN_JSON = r'[^"\\\x00-\x1F\x7F]'
+_ONE_OF_MANY = (
+    "[a-z]",
+    "[A-Za-z]",
+    "[a-z ]",
+    "[A-Za-z ]",
+    "[0-9A-Za-z_]",
+    r"[ 0-9A-Za-z\u0080-\U0010FFFF]",
+    r"[ -!#-\[\]-~]",
+    _IN_JSON,
+)
+_SLICES = [
+    r"[\x20\x0A\x0D\x09]+",
+    *(f"{one}{{1,10}}" for one in _ONE_OF_MANY),
+    _IN_JSON + "{1,30}",
+    _IN_JSON + "+",
+]
+"""Sets of tokens that the library takes as a whole where all their texts may come: walking what is
+left takes a half to a fifth of the time. Its own sets are those of JSON strings alone. One that may
+not come is walked, unless some within it may; so all but the outermost are of the same length."""
 
 
 class LLGuidanceBackend:
@@ -133,7 +153,7 @@ def _tokenizer_of(vocabulary: Vocabulary) -> LLTokenizer:
         TokenizerWrapper(tokens),
         n_vocab=len(tokens.tokens),
         eos_token=list(vocabulary.eos_ids) or [tokens.eos_token_id],
-        slices=LLTokenizer.json_slices(),
+        slices=_SLICES,
     )
 
 

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from ramet.runtime.grammar import llguidance_matcher
+from ramet.runtime.grammar import llguidance_backend, llguidance_matcher
 from ramet.runtime.grammar.llguidance_backend import LLGuidanceBackend
 from ramet.runtime.grammar.spec import Spec
 from ramet.runtime.grammar.vocabulary import Vocabulary
@@ -290,3 +290,35 @@ def test_a_mask_after_going_back_is_that_of_where_the_output_is(fills):
         assert one.accept(257)
         one.fill(row)
     np.testing.assert_array_equal(*rows)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[a-z]{1,3000}X?",
+        "[a-z ,.]{3,40}",
+        "[A-Za-z_][A-Za-z0-9_]{0,30}",
+        r"[^,\n]{1,15}",
+        r"[ -~]{2,9}é*",
+        r"(\w{1,12} )*[0-9a-f]{8}",
+        r'"[^"\\\x00-\x1F]{0,12}"',
+    ],
+)
+def test_sets_of_tokens_taken_as_a_whole_allow_what_each_does(text, monkeypatch, real):
+    """Against the library without any sets, along what is allowed."""
+    spec, rng = Spec.of("regex", text), random.Random(7)
+    grammars = [LLGuidanceBackend().compile(spec, real)]
+    monkeypatch.setattr(llguidance_backend, "_SLICES", [])
+    grammars.append(LLGuidanceBackend().compile(spec, real))
+    one, plain = np.zeros((2, real.words), np.int32)
+    for _ in range(6):
+        matchers = [grammar.matcher() for grammar in grammars]
+        for _ in range(12):
+            matchers[0].fill(one)
+            matchers[1].fill(plain)
+            assert (one == plain).all()
+            ids = np.flatnonzero(np.unpackbits(one.view(np.uint8), bitorder="little"))
+            token = int(rng.choice(ids))
+            assert all(matcher.accept(token) for matcher in matchers)
+            if matchers[0].is_done():
+                break
