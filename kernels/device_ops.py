@@ -242,10 +242,14 @@ class DeviceOps:
         )  # fmt: skip
 
     def mask_(
-        self, logits: torch.Tensor, mask: torch.Tensor, at: torch.Tensor | None = None
+        self,
+        logits: torch.Tensor,
+        mask: torch.Tensor,
+        at: torch.Tensor | None = None,
+        of: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `Ops.mask_`."""
-        return logits_.mask_(logits, mask, at, pdl=self.pdl)
+        return logits_.mask_(logits, mask, at, of, pdl=self.pdl)
 
     def sample(
         self,

@@ -49,19 +49,22 @@ def mask_kernel(
     logits,
     mask,
     at,
+    of,
     words,
     VOCABULARY: tl.constexpr,
     BLOCK: tl.constexpr,
-    INDEXED: tl.constexpr,
+    AT: tl.constexpr,
+    OF: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     after_previous(PDL)
     there = token < VOCABULARY
-    word = tl.load(mask + row * words + token // 32, mask=there, other=-1)
+    line = tl.load(of + row).to(tl.int64) if OF else row
+    word = tl.load(mask + line * words + token // 32, mask=there, other=-1)
     forbidden = ((word >> (token % 32)) & 1) == 0
-    if INDEXED:
+    if AT:
         row = tl.load(at + row).to(tl.int64)
     place = logits + row * VOCABULARY + token
     tl.store(place, float("-inf"), mask=there & forbidden)
@@ -121,11 +124,12 @@ def mask_(
     logits: torch.Tensor,
     mask: torch.Tensor,
     at: torch.Tensor | None = None,
+    of: torch.Tensor | None = None,
     *,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Set logits [S, V] to -inf in place where mask [M, ceil(V / 32)] int32 has a 0: bit v % 32 of
-    word v // 32. Row i of the mask is for logits row at[i] ([M] int32), or i without ``at``.
+    """Set logits [S, V] to -inf in place where mask [K, ceil(V / 32)] int32 has a 0: bit v % 32 of
+    word v // 32. Row of[i] of the mask is for logits row at[i] ([M] int32 both); i is without.
 
     Raises ValueError for shapes that do not fit.
     """
@@ -134,9 +138,13 @@ def mask_(
     if at is not None:
         require(at.dim() == 1 and at.dtype == torch.int32, "at must be [M] int32")
         rows = len(at)
+    lines = rows
+    if of is not None:
+        require(of.shape == (rows,) and of.dtype == torch.int32, f"of must be [{rows}] int32")
+        lines = len(mask)
     require(
-        mask.shape == (rows, words) and mask.dtype == torch.int32 and mask.is_contiguous(),
-        f"mask must be [{rows}, {words}] int32, contiguous",
+        mask.shape == (lines, words) and mask.dtype == torch.int32 and mask.is_contiguous(),
+        f"mask must be [{lines}, {words}] int32, contiguous",
     )
     if rows:
         start(
@@ -145,10 +153,12 @@ def mask_(
             logits,
             mask,
             mask if at is None else at,
+            mask if of is None else of,
             words,
             VOCABULARY=vocabulary,
             BLOCK=BLOCK,
-            INDEXED=at is not None,
+            AT=at is not None,
+            OF=of is not None,
             device=logits.device,
             pdl=pdl,
         )

@@ -17,6 +17,15 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
+class Masks:
+    """What `Ops.mask_` needs beside logits: see there."""
+
+    rows: torch.Tensor
+    at: torch.Tensor | None = None
+    of: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Rotation:
     """What `Ops.rope_write` needs beside q, k and v: see there."""
 

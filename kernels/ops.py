@@ -224,11 +224,16 @@ class Ops(Protocol):
         ...
 
     def mask_(
-        self, logits: torch.Tensor, mask: torch.Tensor, at: torch.Tensor | None = None
+        self,
+        logits: torch.Tensor,
+        mask: torch.Tensor,
+        at: torch.Tensor | None = None,
+        of: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Set logits to -inf where the bit of ``mask`` [M, ceil(V / 32)] int32 is 0: bit v % 32,
-        from the lowest, of word v // 32. Row i of the mask is for logits row ``at[i]`` ([M] int32);
-        without ``at`` there is one for every row. Other rows stay as they are."""
+        """Set logits to -inf where the bit of ``mask`` [K, ceil(V / 32)] int32 is 0: bit v % 32,
+        from the lowest, of word v // 32. Row ``of[i]`` of the mask is for logits row ``at[i]``
+        ([M] int32 both), so that rows alike are given once. Without ``of`` it is row i; without
+        ``at`` there is one for every row. Other rows stay as they are."""
         ...
 
     def sample(

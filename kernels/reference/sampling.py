@@ -54,13 +54,20 @@ def add_at_(
     return logits.index_put_((rows, ids), touched)
 
 
-def mask_(logits: torch.Tensor, mask: torch.Tensor, at: torch.Tensor | None = None) -> torch.Tensor:
-    """-inf where the bit of ``mask`` [M, ceil(V / 32)] int32 is 0 (bit v % 32 of word v // 32); row
-    i is for logits row ``at[i]``, or i without ``at``."""
+def mask_(
+    logits: torch.Tensor,
+    mask: torch.Tensor,
+    at: torch.Tensor | None = None,
+    of: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """-inf where the bit of ``mask`` [K, ceil(V / 32)] int32 is 0 (bit v % 32 of word v // 32); row
+    ``of[i]`` is for logits row ``at[i]``, i without."""
     size = logits.shape[1]
     data = mask.contiguous().numpy().astype("<i4", copy=False).view(np.uint8)
     bits = np.unpackbits(~data, axis=1, count=size, bitorder="little")
     forbidden = torch.from_numpy(bits.view(np.bool_))
+    if of is not None:
+        forbidden = forbidden.index_select(0, of)
     if at is None:
         return logits.masked_fill_(forbidden, -torch.inf)
     picked = logits.index_select(0, at).masked_fill_(forbidden, -torch.inf)

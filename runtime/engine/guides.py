@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import lru_cache
 from typing import Protocol
 
+import numpy as np
+
 from ..grammar.llguidance_matcher import LLGuidanceMatcher
 from ..grammar.matcher import Grammar, Matcher
 from ..grammar.prefix_matcher import PrefixMatcher
@@ -76,6 +78,13 @@ class Guide:
         self._after = after
         self._tail = b""
         self._let_say()
+
+    def row(self) -> IntArray | None:
+        """The tokens allowed next, where they are kept: the same object for guides alike, not to be
+        changed. None: `fill` says them."""
+        if self._opening is not None or self._held is None:
+            return None
+        return self._held.row()
 
     def fill(self, row: IntArray) -> None:
         """Write the tokens allowed next. Raises `GrammarError` when there are none."""
@@ -159,6 +168,10 @@ class Guide:
             return [] if self._held is None else self._held.forced_tokens(recent)
         except Exception as error:
             raise own_error(error) from error
+
+
+_FREE = np.full(1, ANYTHING, np.int32)
+"""The row of samples that nothing is forbidden."""
 
 
 @lru_cache(maxsize=64)
@@ -254,21 +267,35 @@ class Guides:
             found[1].cancel()
         self._guides.pop(request.serial, None)
 
-    def masks(self, planned: Planned, rows: Rows, out: IntArray) -> Failures:
-        """Fill ``out`` [M, ceil(V / 32)], a row for each masked sample; the requests that cannot go
-        on. Samples that no longer count may be anything."""
+    def masks(self, planned: Planned, rows: Rows, out: IntArray) -> tuple[IntArray, Failures]:
+        """For each masked sample the row of ``out`` [M, ceil(V / 32)] that it may sample from, [M]
+        int32; those rows are filled, from the first. And the requests that cannot go on. Samples
+        that no longer count may be anything."""
         masked = planned.batch.masked
         at = planned.rows[masked]
         counts = (rows.epoch[at] == planned.epochs[masked]).tolist()
+        of: list[int] = []
+        used = 0
+        alike: dict[int, int] = {}
         jobs: list[Job] = []
-        for index, row in enumerate(at.tolist()):
-            request = rows.requests[row] if counts[index] else None
+        for count, row in zip(counts, at.tolist()):
+            request = rows.requests[row] if count else None
             guide = None if request is None else self._guides.get(request.serial)
             if request is None or guide is None:  # one that has healed since is free
-                out[index].fill(ANYTHING)
+                kept = _FREE
             else:
-                jobs.append(Job(request, guide, index))
-        return self._together.fill(jobs, out)
+                kept = guide.row()
+                if kept is None:
+                    jobs.append(Job(request, guide, used))
+                    of.append(used)
+                    used += 1
+                    continue
+            place = alike.setdefault(id(kept), used)
+            of.append(place)
+            if place == used:
+                out[place] = kept
+                used += 1
+        return np.array(of, np.int32), self._together.fill(jobs, out)
 
     def go_on(self, requests: Iterable[tuple[Request, int]]) -> list[tuple[Request, int]]:
         """Have requests go on by a token each where that is all there is to do; the others, which

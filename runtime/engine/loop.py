@@ -255,9 +255,9 @@ class Engine:
             self._land()
         rows = self.runner.mask_rows(len(planned.batch.masked))
         began = time.perf_counter()
-        failed = self._guided.guides.masks(planned, self.scheduler.rows, rows)
+        of, failed = self._guided.guides.masks(planned, self.scheduler.rows, rows)
         self._tally.mask_seconds += time.perf_counter() - began
-        ticket.mask(rows)
+        ticket.mask(rows[: int(of.max()) + 1], of)
         for request, error in failed:
             self._departures.fail(request, error)
 

@@ -29,7 +29,9 @@ class AutomatonGrammar(StateGrammar):
     def __init__(self, levels: TokenLevels, vocabulary: Vocabulary, form: PackedRows) -> None:
         super().__init__(ByteAutomaton.unpack(form.automaton), vocabulary, 0)
         self._levels = levels
-        self._names: list[int] = np.frombuffer(form.names, np.int32).tolist()
+        names = np.frombuffer(form.names, np.int32)
+        self._names: list[int] = (names << 1 | self.automaton.finals).tolist()
+        """Where the text may end, another than where it may not."""
         self._rows = np.frombuffer(form.rows, np.int32).reshape(-1, vocabulary.words)
         state = self.state(self.start)
         if state.dead and not state.final:
@@ -50,10 +52,14 @@ class AutomatonGrammar(StateGrammar):
         return None if after == DEAD else (after, after)
 
     def _key(self, number: int) -> int:
-        return self._names[number] << 1 | self.automaton.is_final(number)
+        return self._names[number]
+
+    def known(self, number: int) -> State | None:
+        """See `StateGrammar.known`."""
+        return self._states.get(self._names[number])
 
     def _make(self, number: int) -> State:
-        final, name = self.automaton.is_final(number), self._names[number]
+        name, final = divmod(self._names[number], 2)
         if name < len(self._rows):
             row = self._rows[name]
         else:
@@ -63,4 +69,4 @@ class AutomatonGrammar(StateGrammar):
             row = row.copy()
             for end in self.vocabulary.eos_ids:
                 row.view(np.uint32)[end >> 5] |= np.uint32(1 << (end & 31))
-        return State(row, final, dead)
+        return State(row, bool(final), dead)

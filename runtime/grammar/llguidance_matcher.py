@@ -104,6 +104,13 @@ class LLGuidanceMatcher:
         unread, self._unread = self._unread, 0
         return self._tokens[-unread:] if unread else []
 
+    def row(self) -> MaskRow | None:
+        """The row of where the output is, if it is kept whole."""
+        place = None if self._ended else self.place
+        if place is None or isinstance(place.row, tuple):
+            return None
+        return place.row
+
     def fill(self, row: MaskRow) -> None:
         words = self._words
         if len(row) != words or row.dtype != _INT32 or row.strides != (4,):

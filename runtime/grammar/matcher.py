@@ -44,6 +44,11 @@ class Matcher(Protocol):
         leaves a row without a bit: raises `GrammarError` instead."""
         ...
 
+    def row(self) -> MaskRow | None:
+        """What `fill` would write, where that is kept and `fill` would raise nothing: of outputs
+        alike it is the same object, not to be changed. None: `fill` says it. Never raises."""
+        ...
+
     def accept(self, token: int) -> bool:
         """Go on by a token; an id that ends an answer is taken where `can_end`. False, and nothing
         changed, for one the grammar does not take."""

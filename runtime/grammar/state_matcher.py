@@ -135,20 +135,31 @@ class StateMatcher:
     appended at once or come one by one through narrowed masks, they are the same tokens.
     """
 
-    __slots__ = ("_ended", "_grammar", "_history", "_place", "_plan", "_state", "_tokens")
+    __slots__ = (
+        "_at", "_ended", "_grammar", "_history", "_place", "_plan", "_state", "_tokens"
+    )  # fmt: skip
 
     def __init__(self, grammar: StateGrammar) -> None:
         self._grammar = grammar
         self._state = grammar.start
         self._place = 0
+        self._at: State | None = None
+        """What is known of ``_state``, once that was asked."""
         self._plan: tuple[int, ...] | None = None
         self._ended = False
         self._history: list[tuple[int, int, tuple[int, ...] | None]] = []
         self._tokens: list[int] = []
 
+    def row(self) -> MaskRow | None:
+        """The row that `fill` would write, where the state alone says it."""
+        at = self._at
+        if at is None or at.dead or self._plan != () or self._ended:
+            return None
+        return at.row
+
     def fill(self, row: MaskRow) -> None:
         """Write what may come next over ``row``. Raises `GrammarError` where nothing may."""
-        state = self._grammar.state(self._state)
+        state = self._known_state()
         kept = state.row
         words, width = len(kept), len(row)
         if width < words:
@@ -175,7 +186,7 @@ class StateMatcher:
         if self._ended or not 0 <= token < vocabulary.size:
             return False
         if token in vocabulary.eos_ids:
-            if not grammar.state(self._state).final:
+            if not self._known_state().final:
                 return False
             self._push(token)
             self._ended = True
@@ -186,6 +197,7 @@ class StateMatcher:
         plan = self._plan
         self._push(token)
         self._state, self._place = after
+        self._at = None
         self._plan = plan[1:] or None if plan and plan[0] == token else None
         return True
 
@@ -211,7 +223,7 @@ class StateMatcher:
         else:
             behind = (plan[1:] or None) if plan and plan[0] == token else None
         self._push(token)
-        self._state, self._place, self._plan = after, place, behind
+        self._state, self._place, self._at, self._plan = after, place, state, behind
         return True
 
     def rollback(self, n: int) -> None:
@@ -220,19 +232,20 @@ class StateMatcher:
             raise ValueError(f"cannot undo {n} of {len(self._history)} tokens")
         if n:
             self._state, self._place, self._plan = self._history[-n]
+            self._at = None
             del self._history[-n:]
             del self._tokens[-n:]
             self._ended = False
 
     def can_end(self) -> bool:
         """Whether the output so far is whole."""
-        return self._ended or self._grammar.state(self._state).final
+        return self._ended or self._known_state().final
 
     def is_done(self) -> bool:
         """Whether nothing more can come."""
         if self._ended:
             return True
-        return self._grammar.state(self._state).done
+        return self._known_state().done
 
     def forced_tokens(self, recent: Sequence[int]) -> list[int]:
         """The tokens that must come next. Only this output's own tokens are context, not
@@ -244,10 +257,15 @@ class StateMatcher:
         """A matcher in the same state that goes its own way."""
         other = StateMatcher(self._grammar)
         other._state, other._place, other._plan = self._state, self._place, self._plan
-        other._ended = self._ended
+        other._at, other._ended = self._at, self._ended
         other._history = self._history.copy()
         other._tokens = self._tokens.copy()
         return other
+
+    def _known_state(self) -> State:
+        if self._at is None:
+            self._at = self._grammar.state(self._state)
+        return self._at
 
     def _forced(self) -> tuple[int, ...]:
         if self._ended:

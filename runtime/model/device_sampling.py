@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from ...kernels.operands import Masks
 from ...kernels.ops import Ops
 from ..scheduler.batch import StepBatch
 from .device_ticket import DeviceTicket, MaskedTicket, Scored
@@ -21,9 +22,6 @@ from .trie_steps import scored_rows, target_logprobs
 
 LOGITS_BYTES = 1 << 30
 """Of what stands beside logits at most: more positions than that allows go in pieces."""
-
-_Mask = tuple[torch.Tensor, torch.Tensor] | None
-"""Allowed tokens [M, ceil(V / 32)] int32, and which samples [M] int32 they are for."""
 
 
 class DeviceSampling:
@@ -49,7 +47,7 @@ class DeviceSampling:
 
     def eager(self, batch: StepBatch, hidden: torch.Tensor) -> DeviceTicket | MaskedTicket:
         """Of a step whose hidden states are ``hidden``: [T, H], or where `only_ends` [S, H]."""
-        return self._when_masked(batch, lambda mask: self._sample_eager(batch, hidden, mask))
+        return self._when_masked(batch, lambda masks: self._sample_eager(batch, hidden, masks))
 
     def captured(
         self, batch: StepBatch, step: CapturedDecode | CapturedExtend
@@ -62,33 +60,35 @@ class DeviceSampling:
             return self._greedy_ticket(batch, step.run_whole())
         raw = step.run()
 
-        def sample(mask: _Mask) -> DeviceTicket:
-            if plain and self._mask_raw(raw[: len(rows)], mask):
+        def sample(masks: Masks | None) -> DeviceTicket:
+            if plain and self._mask_raw(raw[: len(rows)], masks):
                 return self._greedy_ticket(batch, step.run_greedy())
             logits = raw[: len(batch.rows)]
             if len(rows) < len(batch.rows):
                 (at,) = self._staging.upload([batch.samples])
                 logits = logits.index_select(0, at)
-            return self._draw(batch, self._decoder.finish_logits(logits), [], mask)
+            return self._draw(batch, self._decoder.finish_logits(logits), [], masks)
 
         return self._when_masked(batch, sample)
 
     def _when_masked(
-        self, batch: StepBatch, sample: Callable[[_Mask], DeviceTicket]
+        self, batch: StepBatch, sample: Callable[[Masks | None], DeviceTicket]
     ) -> DeviceTicket | MaskedTicket:
-        """Sample now, or when the masks have come, the last of which `mask_rows` gave."""
+        """Sample now, or when the masks have come, in the rows that `mask_rows` gave last."""
         if not len(batch.masked):
             return sample(None)
-        return MaskedTicket(lambda _: sample(self._masks.upload(batch.masked)))
+        return MaskedTicket(lambda count, of: sample(self._masks.upload(count, batch.masked, of)))
 
     def _greedy_ticket(self, batch: StepBatch, taken: torch.Tensor) -> DeviceTicket:
         ids, bad = fetch(taken)[:, : len(batch.rows)]
         return self._under_way(batch, Sampled(ids, bad), [])
 
-    def _sample_eager(self, batch: StepBatch, hidden: torch.Tensor, mask: _Mask) -> DeviceTicket:
+    def _sample_eager(
+        self, batch: StepBatch, hidden: torch.Tensor, masks: Masks | None
+    ) -> DeviceTicket:
         scored = self._score(batch, hidden) if batch.prompt_logprobs else []
         tries = self._score_tries(batch, hidden) if batch.tries else []
-        ticket = self._sample_ends(batch, hidden, scored, mask)
+        ticket = self._sample_ends(batch, hidden, scored, masks)
         ticket.tries, ticket.trie_values = batch.tries, tries
         return ticket
 
@@ -97,7 +97,7 @@ class DeviceSampling:
         batch: StepBatch,
         hidden: torch.Tensor,
         scored: list[Scored],
-        mask: _Mask,
+        masks: Masks | None,
     ) -> DeviceTicket:
         picked = hidden
         if not only_ends(batch):
@@ -107,21 +107,21 @@ class DeviceSampling:
         plain = not batch.want_logprobs and not batch.top_logprobs
         raw = self._decoder.raw_logits(picked) if len(rows) else picked
         plain = plain and len(rows) > 0 and self._sampler.all_greedy(rows)
-        if plain and self._mask_raw(raw, mask):
+        if plain and self._mask_raw(raw, masks):
             ids, bad = self._ops.greedy(raw)
             (at,) = self._staging.upload([rows])
             self._tables.sampled(at.long(), ids)
             return self._ticket(batch, Sampled(ids, bad), scored)
         logits = self._decoder.finish_logits(raw) if len(rows) else raw.float()
-        return self._draw(batch, logits, scored, mask)
+        return self._draw(batch, logits, scored, masks)
 
-    def _mask_raw(self, raw: torch.Tensor, mask: _Mask) -> bool:
+    def _mask_raw(self, raw: torch.Tensor, masks: Masks | None) -> bool:
         """Forbid tokens where logits are; false where that cannot be done. Of what is forbidden, a
         NaN is not noticed any more."""
-        if mask is not None:
+        if masks is not None:
             if raw.dtype != torch.float32:
                 return False
-            self._ops.mask_(raw, *mask)
+            self._ops.mask_(raw, masks.rows, masks.at, masks.of)
         return True
 
     def _draw(
@@ -129,7 +129,7 @@ class DeviceSampling:
         batch: StepBatch,
         logits: torch.Tensor,
         scored: list[Scored],
-        mask: _Mask,
+        masks: Masks | None,
     ) -> DeviceTicket:
         rows = batch.rows[batch.samples]
         if not len(rows):
@@ -139,8 +139,7 @@ class DeviceSampling:
             logits,
             rows,
             batch.steps,
-            mask=None if mask is None else mask[0],
-            masked=None if mask is None else mask[1],
+            masks=masks,
             logprobs=batch.want_logprobs or batch.top_logprobs > 0,
             top=batch.top_logprobs,
         )

@@ -28,7 +28,7 @@ class DeviceTicket:
     tries: list[TrieChunk] = field(default_factory=list[TrieChunk])
     trie_values: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
 
-    def mask(self, rows: IntArray) -> None:
+    def mask(self, rows: IntArray, of: IntArray) -> None:
         """Nothing: this step has sampled."""
 
     def ready(self) -> bool:
@@ -57,13 +57,13 @@ class DeviceTicket:
 class MaskedTicket:
     """A launched step whose samples wait for masks."""
 
-    def __init__(self, sample: Callable[[IntArray], DeviceTicket]) -> None:
+    def __init__(self, sample: Callable[[int, IntArray], DeviceTicket]) -> None:
         self._sample = sample
         self._ticket: DeviceTicket | None = None
 
-    def mask(self, rows: IntArray) -> None:
+    def mask(self, rows: IntArray, of: IntArray) -> None:
         with torch.inference_mode():
-            self._ticket = self._sample(rows)
+            self._ticket = self._sample(len(rows), of)
 
     def ready(self) -> bool:
         return self._ticket is not None and self._ticket.ready()

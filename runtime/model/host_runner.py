@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from ...kernels.attention.meta import Ancestry, AttentionMeta
+from ...kernels.operands import Masks
 from ...kernels.ops import ops_for
 from ..scheduler.batch import (
     FloatArray,
@@ -51,17 +52,18 @@ class HostTicket:
     step raised."""
 
     outcome: StepResult | Exception | None = None
-    sample: Callable[[IntArray], StepResult] | None = None
+    sample: Callable[[Masks], StepResult] | None = None
 
     def ready(self) -> bool:
         return self.outcome is not None
 
-    def mask(self, rows: IntArray) -> None:
+    def mask(self, rows: IntArray, of: IntArray) -> None:
         if self.sample is None:
             return
         try:
             with torch.inference_mode():
-                self.outcome = self.sample(rows)
+                masks = Masks(torch.from_numpy(rows), of=torch.from_numpy(of))
+                self.outcome = self.sample(masks)
         except Exception as error:
             self.outcome = error
         self.sample = None
@@ -121,7 +123,7 @@ class HostRunner:
             with torch.inference_mode():
                 hidden = self._compute(batch)
                 if len(batch.masked):
-                    return HostTicket(sample=lambda rows: self._finish(batch, hidden, rows))
+                    return HostTicket(sample=lambda masks: self._finish(batch, hidden, masks))
                 return HostTicket(self._finish(batch, hidden, None))
         except Exception as error:
             return HostTicket(error)
@@ -140,8 +142,8 @@ class HostRunner:
             self._sampler.set_row(new.row, new.sampling, new.prompt, new.output)
         return self._forward(batch)
 
-    def _finish(self, batch: StepBatch, hidden: torch.Tensor, mask: IntArray | None) -> StepResult:
-        sampled = self._sample(batch, hidden, mask)
+    def _finish(self, batch: StepBatch, hidden: torch.Tensor, masks: Masks | None) -> StepResult:
+        sampled = self._sample(batch, hidden, masks)
         result = StepResult(tokens=sampled.ids.numpy(), bad=sampled.bad.numpy())
         if sampled.logprobs is not None:
             result.logprobs = sampled.logprobs.numpy()
@@ -186,7 +188,7 @@ class HostRunner:
             ends = make_ends(batch, self._tables.slots, [*map(torch.from_numpy, ends_of(batch))])
         return self._decoder.forward(ids, at, slots, meta, self.kv, ends)
 
-    def _sample(self, batch: StepBatch, hidden: torch.Tensor, mask: IntArray | None) -> Sampled:
+    def _sample(self, batch: StepBatch, hidden: torch.Tensor, masks: Masks | None) -> Sampled:
         if len(batch.samples) == 0:
             empty = torch.zeros(0, dtype=torch.int32)
             return Sampled(empty, empty.bool())
@@ -194,12 +196,13 @@ class HostRunner:
         if not only_ends(batch):
             hidden = hidden.index_select(0, torch.from_numpy(ends_of(batch)[0]))
         logits = self._decoder.logits(hidden)
+        if masks is not None:
+            masks = replace(masks, at=torch.from_numpy(batch.masked.astype(np.int32)))
         sampled = self._sampler.sample(
             logits,
             rows,
             batch.steps,
-            mask=None if mask is None else torch.from_numpy(mask),
-            masked=None if mask is None else torch.from_numpy(batch.masked.astype(np.int32)),
+            masks=masks,
             logprobs=batch.want_logprobs or batch.top_logprobs > 0,
             top=batch.top_logprobs,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from ...kernels.operands import Masks
 from ..scheduler.batch import IntArray, LongArray
 
 _DEPTH = 2
@@ -32,15 +33,14 @@ class MaskRows:
             event.synchronize()
         return self._buffers[self._at][:count].numpy()
 
-    def upload(self, masked: LongArray) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rows that `rows` gave last, and ``masked`` [M] as int32, on the device: one copy."""
-        count = len(masked)
-        host = self._buffers[self._at][:count]
-        mask = host.to(self._device, non_blocking=True)
-        at = torch.from_numpy(masked.astype(np.int32))
+    def upload(self, count: int, masked: LongArray, of: IntArray) -> Masks:
+        """The first ``count`` of the rows that `rows` gave last, on the device, for the samples
+        ``masked`` [M], each the row ``of`` [M]."""
+        rows = self._buffers[self._at][:count].to(self._device, non_blocking=True)
+        places = torch.from_numpy(np.stack((masked.astype(np.int32), of)))
         if self._device.type == "cuda":
-            at = at.pin_memory().to(self._device, non_blocking=True)
+            places = places.pin_memory().to(self._device, non_blocking=True)
             event = self._events[self._at] or torch.cuda.Event()
             event.record()
             self._events[self._at] = event
-        return mask, at
+        return Masks(rows, places[0], places[1])

@@ -17,10 +17,11 @@ class Ticket(Protocol):
         """Whether `result` would return without waiting."""
         ...
 
-    def mask(self, rows: IntArray) -> None:
-        """Sample, where the batch has ``masked`` samples: ``rows`` [M, ceil(vocab_size / 32)] are
-        their allowed tokens, bit v % 32 of word v // 32, as `Runner.mask_rows` gave them. Once,
-        before `result` and before the next launch."""
+    def mask(self, rows: IntArray, of: IntArray) -> None:
+        """Sample, where the batch has ``masked`` samples: the allowed tokens of the i-th of those
+        are row ``of[i]`` ([M] int32) of ``rows`` [K, ceil(vocab_size / 32)], bit v % 32 of word
+        v // 32: the first K of what `Runner.mask_rows` gave last. Once, before `result` and before
+        the next launch."""
         ...
 
     def result(self) -> StepResult:

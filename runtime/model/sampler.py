@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ...kernels.operands import Masks
 from ...kernels.ops import Ops
 from ...kernels.reference.sampling import GREEDY_BELOW
 from ..protocol.messages import EngineSampling
@@ -97,19 +98,17 @@ class Sampler:
         rows: IntArray,
         steps: IntArray,
         *,
-        mask: torch.Tensor | None = None,
-        masked: torch.Tensor | None = None,
+        masks: Masks | None = None,
         logprobs: bool = False,
         top: int = 0,
     ) -> Sampled:
         """Take a token for each of ``rows`` [S]. ``logits`` [S, V] float32 may be changed.
 
-        ``steps`` [S]: tokens sampled before. ``mask`` [M, ceil(V / 32)] int32: allowed tokens, of
-        row ``masked[i]`` ([M] int32), or of each row without ``masked``.
+        ``steps`` [S]: tokens sampled before. ``masks``: allowed tokens, as `Ops.mask_` takes them.
         """
         ops = self.ops
         needs = int(np.bitwise_or.reduce(self._needs[rows])) if len(rows) else 0
-        changed = bool(needs & (_PENALTY | _BIAS | _MINIMUM)) or mask is not None
+        changed = bool(needs & (_PENALTY | _BIAS | _MINIMUM)) or masks is not None
         # Log-probs and bad rows are those of the raw logits, so they come before any change.
         top_ids = top_values = None
         if top:
@@ -118,8 +117,8 @@ class Sampler:
         bad = ops.greedy(logits)[1] if changed else None
         if changed:
             self._change(logits, rows, steps, needs)
-        if mask is not None:
-            ops.mask_(logits, mask, masked)
+        if masks is not None:
+            ops.mask_(logits, masks.rows, masks.at, masks.of)
         if needs & _DRAW:
             ids, dead = self._draw(logits, rows, steps, bool(needs & _FILTER))
         else:

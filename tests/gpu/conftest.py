@@ -118,7 +118,7 @@ class Driver:
             made = int(rows.known[row] - rows.prompt_len[row])
             allowed = np.arange(0, self.runner.vocab_size, 5 if made % 2 else 7)
             np.bitwise_or.at(word.view(np.uint32), allowed // 32, np.uint32(1) << allowed % 32)
-        ticket.mask(words)
+        ticket.mask(words, np.arange(len(words), dtype=np.int32))
 
     def land(self, planned, ticket) -> None:
         result = ticket.result()

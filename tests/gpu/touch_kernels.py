@@ -181,6 +181,8 @@ def choosing() -> None:
             )  # fmt: skip
         words = torch.full((count, -(-vocabulary // 32)), -1, dtype=I32, device=DEVICE)
         logits.mask_(x, words, pdl=True)
+        few = torch.zeros(len(words), dtype=torch.int32, device=x.device)
+        logits.mask_(x, words[:1], few, few, pdl=True)
         counts = torch.zeros(count, vocabulary, dtype=I32, device=DEVICE)
         logits.penalize_(x, seeds, counts, f32, f32, f32, prompt_bit=PROMPT_BIT, pdl=True)
 

@@ -190,7 +190,7 @@ def run_launchers(model: str) -> None:
                 filtered=filtered, pdl=True,
             )  # fmt: skip
         logits.mask_(x, words, pdl=True)
-        logits.mask_(x, words, empty(len(words), dtype=i32), pdl=True)
+        logits.mask_(x, words, empty(len(words), dtype=i32), empty(len(words), dtype=i32), pdl=True)
         counts = empty(64, vocabulary, dtype=i32)
         logits.penalize_(x, whole, counts, f32, f32, f32, prompt_bit=1 << 30, pdl=True)
     for count in (1, 512):

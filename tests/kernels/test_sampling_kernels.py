@@ -95,8 +95,22 @@ def test_a_mask_of_some_rows(at, device):
     assert torch.equal(changes.mask_(x, words.to(device), index.to(device)).cpu(), want)
 
 
+@pytest.mark.parametrize("of", [[0], [1, 1], [1, 0, 1], [0, 0, 0, 1]])
+def test_rows_alike_share_a_mask(of, device):
+    x = random_logits(4, 70, device)
+    words = torch.randint(-(2**31), 2**31, (2, 3), dtype=torch.int64).to(torch.int32)
+    at, index = torch.arange(3, 3 - len(of), -1, dtype=torch.int32), torch.tensor(of).int()
+    want = reference.mask_(x.cpu().clone(), words[of], at)
+    assert torch.equal(reference.mask_(x.cpu().clone(), words, at, index), want)
+    got = changes.mask_(x, words.to(device), at.to(device), index.to(device))
+    assert torch.equal(got.cpu(), want)
+
+
 def test_bad_arguments_are_named(device):
     x = random_logits(2, 40, device)
+    with pytest.raises(ValueError, match=r"of must be \[2\] int32"):
+        lines = torch.zeros(1, 2, dtype=torch.int32, device=device)
+        changes.mask_(x, lines, of=torch.zeros(1, dtype=torch.int32, device=device))
     with pytest.raises(ValueError, match=r"mask must be \[2, 2\]"):
         changes.mask_(x, torch.zeros(2, 3, dtype=torch.int32, device=device))
     with pytest.raises(ValueError, match="float32"):

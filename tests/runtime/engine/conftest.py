@@ -43,12 +43,12 @@ class Ticket:
     def ready(self):
         return self.masked
 
-    def mask(self, rows):
+    def mask(self, rows, of):
         """A row that may not have its token takes the next one in the alphabet that it may."""
         assert not self.masked
         assert self.runner.launched is self, "another step was launched before this one sampled"
-        assert rows.shape == (len(self.batch.masked), 1)
-        for at, (word,) in zip(self.batch.masked.tolist(), rows.tolist()):
+        assert of.shape == (len(self.batch.masked),) and set(of.tolist()) == {*range(len(rows))}
+        for at, (word,) in zip(self.batch.masked.tolist(), rows[of].tolist()):
             row = int(self.batch.rows[self.batch.samples[at]])
             token = int(self._result.tokens[at])
             allowed = [t % VOCAB for t in range(token, token + VOCAB) if word >> t % VOCAB & 1]
@@ -121,6 +121,9 @@ class Letters:
 
     def passes(self, _token, _jumps):
         return False
+
+    def row(self):
+        return None
 
     def is_done(self):
         return self.at >= len(self.places) and not self.repeats

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from ramet.runtime.engine.guides import Guide, Guides
 from ramet.runtime.engine.together import MANY_STEPS
@@ -70,6 +71,49 @@ def test_what_comes_first_or_is_free_is_passed_by_nobody(backend, small):
             guide.accept(token, bytes((token,)))
         assert not guide.passes(ord("x"))
         assert guide.passes(ord("a"))
+
+
+def masks_of(guides: Guides, requests: list, words: int) -> tuple[list[int], np.ndarray]:
+    """As of a step in which each of the requests samples."""
+    places = np.arange(len(requests))
+    planned = SimpleNamespace(
+        batch=SimpleNamespace(masked=places), rows=places, epochs=np.zeros(len(requests), int)
+    )
+    rows = SimpleNamespace(requests=requests, epoch=np.zeros(len(requests), int))
+    out = np.zeros((len(requests), words), np.int32)
+    of, failed = guides.masks(planned, rows, out)
+    assert not failed
+    return of.tolist(), out
+
+
+def test_outputs_alike_share_a_row(small):
+    """Those of one place in a grammar, whose row is kept; nothing else does."""
+    automaton = AutomatonBackend().compile(Spec.of("regex", "[ab]*c"), small)
+    library = LLGuidanceBackend().compile(Spec.of("regex", "[a-z]*"), small)
+    guides = Guides(lambda: Once(automaton), small.eos_ids)
+    sampling = EngineSampling(max_new_tokens=9, constraint=Constraint("regex", ""), seed=0)
+    requests = [SimpleNamespace(serial=i, sampling=sampling) for i in range(6)]
+    for request in requests:
+        guides._compiler = Once(automaton if request.serial < 3 else library)
+        guides.start(request)
+    assert len(list(guides.ready())) == 6
+    assert masks_of(guides, requests, small.words)[0] == [0, 1, 2, 3, 4, 5]
+    step = [(request, ord("a")) for request in requests]
+    for request, token in guides.go_on(step):  # nobody knows anything yet
+        guides[request].accept(token, b"a")
+        assert not guides[request].done and guides[request].forced([]) == []
+    masks_of(guides, requests, small.words)
+    step = [(request, ord("b")) for request in requests]
+    for request, token in guides.go_on(step):
+        guides[request].accept(token, b"b")
+        assert not guides[request].done and guides[request].forced([]) == []
+    of, out = masks_of(guides, [*requests, None], small.words)
+    assert of[0] == of[1] == of[2] == 0 and len(set(of)) == 5
+    assert (out[of[-1]] == -1).all()
+    for request, row in zip(requests, of):
+        alone = np.zeros(small.words, np.int32)
+        guides[request].fill(alone)
+        assert (out[row] == alone).all()
 
 
 def test_many_that_need_nothing_go_on_at_once(small):

@@ -159,7 +159,7 @@ def test_tokens_pass_where_they_are_taken_and_leave_nothing_to_do(pattern, jumps
     grammar = walks.compile(pattern, letters)
     learn_all(grammar)
     matcher, twin = grammar.matcher(), grammar.matcher()
-    passed = refused = 0
+    passed = refused = shared = 0
     for _ in range(400):
         if twin.is_done() or rng.random() < 0.2:
             n = rng.randint(0, len(twin._history))
@@ -188,8 +188,15 @@ def test_tokens_pass_where_they_are_taken_and_leave_nothing_to_do(pattern, jumps
         if rng.random() < 0.5:
             assert matcher.forced_tokens([]) == twin.forced_tokens([])
         if not twin._ended:
+            kept = matcher.row()
             assert walks.allowed(matcher, letters) == walks.allowed(twin, letters)
-    assert passed > 20 and refused > 20
+            if kept is not None:
+                bits = np.unpackbits(kept.view(np.uint8), bitorder="little")
+                assert set(np.flatnonzero(bits).tolist()) == walks.allowed(twin, letters)
+            shared += kept is not None
+        else:
+            assert matcher.row() is None
+    assert passed > 20 and refused > 20 and shared > 20
 
 
 def test_what_is_not_known_yet_or_ends_the_output_is_not_passed(letters, walks):

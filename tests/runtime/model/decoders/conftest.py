@@ -91,7 +91,7 @@ class Driver:
                 assert request.allowed is not None
                 for token in request.allowed(len(request.output)):
                     row.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
-            ticket.mask(rows)
+            ticket.mask(rows, np.arange(len(rows), dtype=np.int32))
         result = ticket.result()
         spans = iter(zip(batch.prompt_logprobs, result.prompt_logprobs))
         for (item, _, _), values in spans:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ramet.kernels.operands import Masks
 from ramet.kernels.ops import ops_for
 from ramet.runtime.model.sampler import Sampler
 from ramet.runtime.protocol.messages import EngineSampling
@@ -164,7 +165,7 @@ def test_mask_and_logprobs_of_the_raw_logits() -> None:
     logits = logits_of(8)
     mask = torch.zeros(1, 3, dtype=torch.int32)
     mask[0, 0] = 0b1000
-    got = take(s, logits, [0], [0], mask=mask, logprobs=True, top=4)
+    got = take(s, logits, [0], [0], masks=Masks(mask), logprobs=True, top=4)
     exact = logits.double().log_softmax(-1)[0]
     assert int(got.ids) == 3, "the mask comes after the bias"
     assert got.logprobs.item() == pytest.approx(exact[3].item(), abs=1e-5)
