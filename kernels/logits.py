@@ -44,7 +44,7 @@ def penalize_kernel(
         tl.store(place, x, mask=touched)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["at", "of"])
 def mask_kernel(
     logits,
     mask,

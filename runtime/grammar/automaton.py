@@ -7,8 +7,7 @@ FSM, flattened to two arrays so that it can be walked fast and sent as bytes.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from functools import cached_property
+from array import array
 
 import msgspec
 import numpy as np
@@ -23,6 +22,8 @@ _MAX_EDGES = 400_000
 _ACCEPT = -1
 DEAD = -1
 """The state after a byte that cannot come."""
+MOST_FORCED = 1024
+"""Bytes that are told at once to be forced: each output remembers the tokens for them."""
 
 
 class TooLarge(Exception):  # noqa: N818
@@ -38,69 +39,67 @@ class ByteAutomaton:
 
     def __init__(self, classes: bytes, table: np.ndarray, finals: np.ndarray) -> None:
         self.classes = classes
-        self.table = table
         self.finals = finals
-        self._rows: list[list[int]] = table.tolist()
-        self._final: list[bool] = finals.tolist()
-        self._jumps: dict[int, tuple[bytes, int]] = {}
+        self._width = table.shape[1]
+        self._cells = array("i", table.astype(np.int32).tobytes())
+        self._cells.extend([DEAD] * self._width)
+        self.padded = np.frombuffer(self._cells, np.int32).reshape(-1, self._width)
+        """The table and, last, a row of nothing, which `DEAD` is the index of."""
+        self.table = self.padded[:-1]
+        self._final = finals.tobytes()
+        self._only = array("h", self._only_bytes().tobytes())
+
+    def _only_bytes(self) -> np.ndarray:
+        """[states] int16: the one byte that may come and must; -1 where there is none."""
+        live = self.table != DEAD
+        members = np.bincount(np.frombuffer(self.classes, np.uint8), minlength=self._width)
+        first = np.array([max(self.classes.find(key), 0) for key in range(self._width)])
+        key = live.argmax(axis=1)
+        forced = (live.sum(axis=1) == 1) & (members[key] == 1) & ~self.finals
+        return np.where(forced, first[key], -1).astype(np.int16)
 
     @property
     def states(self) -> int:
-        return len(self._rows)
+        return len(self.finals)
 
     @property
     def nbytes(self) -> int:
-        return self.table.nbytes * 3  # the lists weigh twice the array
+        return self.padded.nbytes + 4 * self.states
 
     def next(self, state: int, byte: int) -> int:
         """The state after a byte; `DEAD` where it cannot come."""
-        return self._rows[state][self.classes[byte]]
+        return self._cells[state * self._width + self.classes[byte]]
 
     def walk(self, state: int, data: bytes) -> int:
         """The state after some bytes; `DEAD` where they cannot come."""
-        rows, classes = self._rows, self.classes
+        cells, classes, width = self._cells, self.classes, self._width
         for byte in data:
-            state = rows[state][classes[byte]]
+            state = cells[state * width + classes[byte]]
             if state < 0:
                 return DEAD
         return state
 
     def is_final(self, state: int) -> bool:
         """Whether the text may end here."""
-        return self._final[state]
+        return self._final[state] != 0
 
     def next_bytes(self, state: int) -> list[int]:
         """The bytes that may come."""
-        row = self._rows[state]
+        row = self.table[state]
         return [byte for byte in range(256) if row[self.classes[byte]] != DEAD]
 
+    def is_forced(self, state: int) -> bool:
+        """Whether one byte must come here."""
+        return self._only[state] >= 0
+
     def forced(self, state: int) -> tuple[bytes, int]:
-        """(the bytes that must come here, the state behind them): the jump-forward table, filled
-        as it is asked for. Ends before a state where the text may end or go two ways."""
-        known = self._jumps.get(state)
-        if known is not None:
-            return known
+        """(the bytes that must come here, the state behind them), up to a state where the text may
+        end or go two ways, or `MOST_FORCED` bytes."""
         data = bytearray()
-        at, passed = state, [state]
-        while not self._final[at] and (byte := self._only_byte(at)) is not None:
+        while len(data) < MOST_FORCED and (byte := self._only[state]) >= 0:
             data.append(byte)
-            at = self._rows[at][self.classes[byte]]
-            passed.append(at)
-        for place, before in enumerate(passed):
-            self._jumps[before] = (bytes(data[place:]), at)
-        return self._jumps[state]
-
-    def _only_byte(self, state: int) -> int | None:
-        live = [c for c, after in enumerate(self._rows[state]) if after != DEAD]
-        return self._single.get(live[0]) if len(live) == 1 else None
-
-    @cached_property
-    def _single(self) -> dict[int, int]:
-        """Classes of one byte, and the byte."""
-        members: dict[int, list[int]] = defaultdict(list)
-        for byte, key in enumerate(self.classes):
-            members[key].append(byte)
-        return {key: bytes_[0] for key, bytes_ in members.items() if len(bytes_) == 1}
+            state = self._cells[state * self._width + self.classes[byte]]
+        return bytes(data), state
 
     def fsm(self) -> FSM:
         """The same automaton as interegular's, over the integers 0-255."""
@@ -109,10 +108,10 @@ class ByteAutomaton:
             alphabet=alphabet,
             states=set(range(self.states)),
             initial=0,
-            finals={s for s, final in enumerate(self._final) if final},
+            finals=set(np.flatnonzero(self.finals).tolist()),
             map={
                 s: {c: after for c, after in enumerate(row) if after != DEAD}
-                for s, row in enumerate(self._rows)
+                for s, row in enumerate(self.table.tolist())
             },
             __no_validation__=True,
         )

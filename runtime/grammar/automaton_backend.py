@@ -21,10 +21,13 @@ from .token_levels import TokenLevels, levels_of
 from .vocabulary import Vocabulary
 
 MAX_STATES = 50_000
+MAX_SIZE = 2 * MAX_STATES
+"""Characters of all choices: those that begin alike share states."""
 _WIDE = 1_000
 """Tokens that may begin from which on a row is made in the worker, not while others wait, ..."""
 _MOST_WIDE = 400
-"""... and how many are: some milliseconds each."""
+"""... and how many there may be: some milliseconds each."""
+_TOGETHER = 256
 
 
 class AutomatonBackend:
@@ -47,10 +50,15 @@ class AutomatonBackend:
         reason = self.supports(spec)
         if reason is not None:
             raise Refused(reason)
+        tree = reachable_tree(spec, vocabulary)
+        if tree.size > MAX_SIZE:
+            raise Refused(f"over {MAX_SIZE:,} characters written out")
         try:
-            automaton = build(reachable_tree(spec, vocabulary), MAX_STATES)
+            automaton = build(tree, MAX_STATES)
         except TooLarge as error:
             raise Refused(str(error)) from None
+        except RecursionError:
+            raise Refused("it is nested too deep for an automaton") from None
         names, rows = _named_rows(automaton, levels_of(vocabulary), vocabulary)
         form = PackedRows(automaton.pack(), names.tobytes(), rows.tobytes())
         return msgspec.msgpack.encode(form)
@@ -69,12 +77,29 @@ class AutomatonBackend:
 def _named_rows(
     automaton: ByteAutomaton, levels: TokenLevels, vocabulary: Vocabulary
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`PackedRows.names` and its rows."""
+    """`PackedRows.names` and its rows. Raises `Refused`."""
     blocks = alike(automaton, levels.horizon(automaton))
     _, firsts = np.unique(blocks, return_index=True)
-    most = min(_MOST_WIDE, MAX_ROW_BYTES // (vocabulary.words * 4))
-    wide = np.sort(firsts[levels.begun(automaton)[firsts] >= _WIDE])[:most]
-    rows, which = np.unique(levels.rows(automaton, wide), axis=0, return_inverse=True)
+    states, rows = _wide_rows(automaton, levels, np.sort(firsts), vocabulary.words)
+    rows, which = np.unique(rows, axis=0, return_inverse=True)
     names = np.arange(len(rows), len(rows) + len(firsts), dtype=np.int32)
-    names[blocks[wide]] = which.reshape(-1)
+    names[blocks[states]] = which.reshape(-1)
     return names[blocks], rows
+
+
+def _wide_rows(
+    automaton: ByteAutomaton, levels: TokenLevels, states: np.ndarray, words: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Those of ``states`` in which many tokens may come, and their rows. Raises `Refused`."""
+    most = min(_MOST_WIDE, MAX_ROW_BYTES // (words * 4))
+    candidates = states[levels.begun(automaton)[states] >= _WIDE]
+    found: list[tuple[np.ndarray, np.ndarray]] = [(states[:0], np.zeros((0, words), np.int32))]
+    count = 0
+    for some in np.split(candidates, range(_TOGETHER, len(candidates), _TOGETHER)):
+        rows = levels.rows(automaton, some)
+        wide = np.unpackbits(rows.view(np.uint8), axis=1).sum(axis=1) >= _WIDE
+        found.append((some[wide], rows[wide]))
+        count += int(wide.sum())
+        if count > most:
+            raise Refused(f"over {most} states tell many tokens apart, each in its own way")
+    return np.concatenate([one for one, _ in found]), np.concatenate([row for _, row in found])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import msgspec
 import numpy as np
 
@@ -30,7 +32,7 @@ class AutomatonGrammar(StateGrammar):
         super().__init__(ByteAutomaton.unpack(form.automaton), vocabulary, 0)
         self._levels = levels
         names = np.frombuffer(form.names, np.int32)
-        self._names: list[int] = (names << 1 | self.automaton.finals).tolist()
+        self._names = array("i", (names << 1 | self.automaton.finals).tobytes())
         """Where the text may end, another than where it may not."""
         self._rows = np.frombuffer(form.rows, np.int32).reshape(-1, vocabulary.words)
         state = self.state(self.start)
@@ -41,8 +43,7 @@ class AutomatonGrammar(StateGrammar):
     def nbytes(self) -> int:
         """With the rows it has come to hold."""
         rows = len(self._rows) + len(self._states)
-        names = len(self._names) * 8
-        return self.fixed_bytes + names + rows * self.vocabulary.words * 4
+        return self.fixed_bytes + 4 * len(self._names) + rows * self.vocabulary.words * 4
 
     def follow(self, state: int, place: int, token: int) -> tuple[int, int] | None:
         """See `StateGrammar.follow`."""

@@ -131,12 +131,13 @@ class State:
 class StateMatcher:
     """One output's state (``_state``) and its place in the byte automaton (``_place``).
 
-    ``_plan``: forced tokens not yet accepted, None where they were not asked for. Whether they are
-    appended at once or come one by one through narrowed masks, they are the same tokens.
+    ``_plan``: forced tokens, of which all before ``_next`` are accepted; None where they were not
+    asked for. Whether they are appended at once or come one by one through narrowed masks, they are
+    the same tokens.
     """
 
     __slots__ = (
-        "_at", "_ended", "_grammar", "_history", "_place", "_plan", "_state", "_tokens"
+        "_at", "_ended", "_grammar", "_history", "_next", "_place", "_plan", "_state", "_tokens"
     )  # fmt: skip
 
     def __init__(self, grammar: StateGrammar) -> None:
@@ -146,8 +147,9 @@ class StateMatcher:
         self._at: State | None = None
         """What is known of ``_state``, once that was asked."""
         self._plan: tuple[int, ...] | None = None
+        self._next = 0
         self._ended = False
-        self._history: list[tuple[int, int, tuple[int, ...] | None]] = []
+        self._history: list[tuple[int, int, tuple[int, ...] | None, int]] = []
         self._tokens: list[int] = []
 
     def row(self) -> MaskRow | None:
@@ -168,8 +170,9 @@ class StateMatcher:
             raise GrammarError("nothing may follow the output so far")
         plan = self._forced() if self._plan is None else self._plan
         if plan:
+            only = plan[self._next]
             row[:] = 0
-            row.view(np.uint8)[plan[0] >> 3] |= 1 << (plan[0] & 7)
+            row.view(np.uint8)[only >> 3] |= 1 << (only & 7)
             return
         if state.done and not self._grammar.vocabulary.eos_ids:
             raise GrammarError("the output is whole, and the model has no token to end it")
@@ -194,11 +197,10 @@ class StateMatcher:
         after = grammar.follow(self._state, self._place, token)
         if after is None:
             return False
-        plan = self._plan
         self._push(token)
         self._state, self._place = after
         self._at = None
-        self._plan = plan[1:] or None if plan and plan[0] == token else None
+        self._follow_plan(token)
         return True
 
     def passes(self, token: int, jumps: bool) -> bool:
@@ -215,15 +217,15 @@ class StateMatcher:
         state = grammar.known(after)
         if state is None or state.done:
             return False
-        plan = self._plan
-        if place == DEAD or not grammar.automaton.forced(place)[0]:
-            behind = ()  # whatever came before
-        elif jumps:
+        free = place == DEAD or not grammar.automaton.is_forced(place)
+        if jumps and not free:
             return False
-        else:
-            behind = (plan[1:] or None) if plan and plan[0] == token else None
         self._push(token)
-        self._state, self._place, self._at, self._plan = after, place, state, behind
+        self._state, self._place, self._at = after, place, state
+        if free:
+            self._plan, self._next = (), 0  # whatever came before
+        else:
+            self._follow_plan(token)
         return True
 
     def rollback(self, n: int) -> None:
@@ -231,7 +233,7 @@ class StateMatcher:
         if not 0 <= n <= len(self._history):
             raise ValueError(f"cannot undo {n} of {len(self._history)} tokens")
         if n:
-            self._state, self._place, self._plan = self._history[-n]
+            self._state, self._place, self._plan, self._next = self._history[-n]
             self._at = None
             del self._history[-n:]
             del self._tokens[-n:]
@@ -251,12 +253,13 @@ class StateMatcher:
         """The tokens that must come next. Only this output's own tokens are context, not
         ``recent``, so that masks, which know no others, force the same."""
         del recent
-        return list(self._forced())
+        return list(self._forced()[self._next :])
 
     def fork(self) -> StateMatcher:
         """A matcher in the same state that goes its own way."""
         other = StateMatcher(self._grammar)
-        other._state, other._place, other._plan = self._state, self._place, self._plan
+        other._state, other._place = self._state, self._place
+        other._plan, other._next = self._plan, self._next
         other._at, other._ended = self._at, self._ended
         other._history = self._history.copy()
         other._tokens = self._tokens.copy()
@@ -272,8 +275,17 @@ class StateMatcher:
             return ()
         if self._plan is None:
             self._plan = self._grammar.plan(self._state, self._place, self._tokens[-_CONTEXT:])
+            self._next = 0
         return self._plan
 
+    def _follow_plan(self, token: int) -> None:
+        """A token came: what is left of the plan, if it was of it."""
+        plan, place = self._plan, self._next
+        if plan and plan[place] == token and place + 1 < len(plan):
+            self._next = place + 1
+        else:
+            self._plan, self._next = None, 0
+
     def _push(self, token: int) -> None:
-        self._history.append((self._state, self._place, self._plan))
+        self._history.append((self._state, self._place, self._plan, self._next))
         self._tokens.append(token)

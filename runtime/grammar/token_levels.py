@@ -27,7 +27,7 @@ class _Level(NamedTuple):
 
 
 class TokenLevels:
-    """Immutable. Takes tenths of a second to make; `levels_of` makes it once."""
+    """Immutable. Takes up to a tenth of a second to make; `levels_of` makes it once."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._words = vocabulary.words
@@ -79,8 +79,7 @@ class TokenLevels:
 
     def _some(self, automaton: ByteAutomaton, states: np.ndarray) -> np.ndarray:
         classes = np.frombuffer(automaton.classes, np.uint8)
-        # The last row, which DEAD is the index of, leads nowhere.
-        table = np.vstack((automaton.table, np.full_like(automaton.table[:1], DEAD)))
+        table = automaton.padded
         bits = np.zeros((len(states), self._words * 32), np.bool_)
         here = states[None, :].astype(np.int32)
         places = np.zeros(1, np.int32)

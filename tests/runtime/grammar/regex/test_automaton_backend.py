@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
 from ramet.runtime.grammar import alike as alike_module
 from ramet.runtime.grammar import automaton_backend
 from ramet.runtime.grammar.alike import alike
-from ramet.runtime.grammar.automaton import DEAD, ByteAutomaton, build
+from ramet.runtime.grammar.automaton import DEAD, MOST_FORCED, ByteAutomaton, build
 from ramet.runtime.grammar.automaton_backend import AutomatonBackend
 from ramet.runtime.grammar.backend import Refused
 from ramet.runtime.grammar.checks_regex import check_regex
@@ -97,13 +98,11 @@ def test_states_are_told_apart_also_where_the_hash_errs(monkeypatch):
 
 
 @pytest.mark.parametrize("wide", [0, 3, 1_000])
-@pytest.mark.parametrize("most", [0, 2, 400])
-def test_masks_do_not_tell_where_a_row_was_made(wide, most, letters, walks, monkeypatch):
+def test_masks_do_not_tell_where_a_row_was_made(wide, letters, walks, monkeypatch):
     monkeypatch.setattr(automaton_backend, "_WIDE", wide)
-    monkeypatch.setattr(automaton_backend, "_MOST_WIDE", most)
     for pattern in PATTERNS:
         grammar = AutomatonBackend().compile(Spec.of("regex", pattern), letters)
-        assert len(grammar._rows) <= most
+        assert bool(len(grammar._rows)) == (wide < 1_000)
         todo, seen = [0], {0}
         while todo:
             state = todo.pop()
@@ -143,6 +142,44 @@ def test_counts_make_many_states_and_few_rows(pattern, rows, real):
         assert token in ids(row) and matcher.accept(token)
 
 
+def test_a_long_forced_text_is_held_once(real):
+    """What each state and each token of it remembered took gigabytes."""
+    grammar = AutomatonBackend().compile(Spec.of("regex", r"[xy]a{49000}"), real)
+    before = grammar.nbytes
+    tracemalloc.start()
+    matcher = grammar.matcher()
+    assert matcher.accept(real.encode(b"x")[0])
+    taken = 1
+    row = np.zeros(real.words, np.int32)
+    while taken < 5_000:
+        forced = matcher.forced_tokens([])
+        assert sum(len(real.tokens[t]) for t in forced) <= MOST_FORCED
+        for token in forced:
+            matcher.fill(row)
+            assert ids(row) == {token} and matcher.accept(token)
+        if not forced:
+            matcher.fill(row)
+            forced = [min(ids(row))]
+            assert matcher.accept(forced[0])
+        taken += len(forced)
+    held = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert held < 400 * taken + (4 << 20)
+    assert grammar.nbytes - before < 4 << 20
+
+
+def test_a_grammar_says_what_it_holds(real):
+    choices = [f"item {i * 7919 % 100_003} of {i}" for i in range(3_000)]
+    data = AutomatonBackend().try_in_worker(Spec.of("choice", choices), real)
+    levels_of(real)
+    tracemalloc.start()
+    grammar = AutomatonBackend().finish(Spec.of("choice", choices), real, data)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert grammar.nbytes > 1 << 20
+    assert grammar.nbytes / 1.3 < held + len(data) < grammar.nbytes * 1.3 + len(data)
+
+
 def test_many_choices(real, walks):
     choices = [f"item {i * 7919 % 100_003} of {i}" for i in range(3_000)]
     grammar = AutomatonBackend().compile(Spec.of("choice", choices), real)
@@ -158,6 +195,14 @@ def test_what_takes_too_long_to_build_is_left_to_llguidance(real, walks):
         AutomatonBackend().try_in_worker(Spec.of("regex", pattern), real)
     with pytest.raises(Refused, match="over 50,000 states"):
         AutomatonBackend().try_in_worker(Spec.of("regex", r"a{60000}"), real)
+    with pytest.raises(Refused, match="over 100,000 characters"):
+        many = [f"{i} comes after {i - 1}" for i in range(5_500)]
+        AutomatonBackend().try_in_worker(Spec.of("choice", many), real)
+    each = "".join(
+        f"[^{a}{b}]" for a, b in itertools.permutations("abcdefghijklmnopqrstuvwxyzABCD", 2)
+    )
+    with pytest.raises(Refused, match="tell many tokens apart"):
+        AutomatonBackend().try_in_worker(Spec.of("regex", each), real)
 
 
 def test_the_route_goes_by_what_refuses(tokenizer_of_real):
