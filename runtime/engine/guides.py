@@ -171,7 +171,7 @@ class Guide:
 
 
 _FREE = np.full(1, ANYTHING, np.int32)
-"""The row of samples that nothing is forbidden."""
+"""The row of samples to which nothing is forbidden."""
 
 
 @lru_cache(maxsize=64)

@@ -24,10 +24,11 @@ MAX_STATES = 50_000
 MAX_SIZE = 2 * MAX_STATES
 """Characters of all choices: those that begin alike share states."""
 _WIDE = 1_000
-"""Tokens that may begin from which on a row is made in the worker, not while others wait, ..."""
+"""Tokens that may come from which on a row is made in the worker, not while others wait, ..."""
 _MOST_WIDE = 400
-"""... and how many there may be: some milliseconds each."""
+"""... and how many such rows there may be: some milliseconds each."""
 _TOGETHER = 256
+"""States whose rows are made before it is seen how many are wide."""
 
 
 class AutomatonBackend:
