@@ -42,9 +42,9 @@ RECORD = {
 }
 ENDLESS = {"minItems": 4_000, "maxItems": 8_000}
 CONSTRAINTS: dict[str, list[dict[str, Any]]] = {
-    # An automaton of few states, whose rows are kept. It may end anywhere and never must.
+    # An automaton of few states. It may end anywhere and never must.
     "regex": [{"regex": r"([a-zA-Z ,.';:\-]+¬)+"}],
-    # A state a character: too many for rows that are kept.
+    # A state a character, which no token tells apart.
     "counted regex": [{"regex": r"[a-z ,.]{20000,}"}],
     "JSON schema": [
         {"json_schema": json.dumps({"type": "array", "items": RECORD, **ENDLESS})},

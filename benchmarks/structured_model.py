@@ -26,7 +26,7 @@ TOKENS = 96
 PROSE = r"[a-zA-Z ,.';:\-]+¬"
 """Ends with what no story holds, so that all answers are as long."""
 COUNTED = r"[a-zA-Z ,.';:\-]{400,}"
-"""A state a character: rows that no cache has seen."""
+"""A state a character."""
 SCHEMAS: list[dict[str, Any]] = [
     {
         "type": "object",

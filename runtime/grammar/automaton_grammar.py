@@ -55,10 +55,6 @@ class AutomatonGrammar(StateGrammar):
     def _key(self, number: int) -> int:
         return self._names[number]
 
-    def known(self, number: int) -> State | None:
-        """See `StateGrammar.known`."""
-        return self._states.get(self._names[number])
-
     def _make(self, number: int) -> State:
         name, final = divmod(self._names[number], 2)
         if name < len(self._rows):
