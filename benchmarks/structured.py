@@ -20,8 +20,11 @@ from typing import Any
 
 import numpy as np
 from ramet.runtime.gateway.tokenizer import Tokenizer
-from ramet.runtime.grammar import Compiler, Grammar, Spec, Vocabulary
+from ramet.runtime.grammar import Compiler, Grammar, Spec, Vocabulary, llguidance_backend
+from ramet.runtime.grammar.automaton_backend import AutomatonBackend
+from ramet.runtime.grammar.backend import Refused
 from ramet.runtime.grammar.llguidance_backend import LLGuidanceBackend
+from ramet.runtime.grammar.outlines_backend import OutlinesBackend
 from ramet.runtime.model.store import resolve
 from ramet.runtime.protocol.errors import GrammarError
 from report import Report
@@ -33,6 +36,10 @@ REGEXES = [
     r"[a-z0-9._]{1,20}@[a-z0-9]{1,20}\.(com|org|net)",
     r"((25[0-5]|2[0-4]\d|1\d{2}|[1-9]?\d)\.){3}(25[0-5]|2[0-4]\d|1\d{2}|[1-9]?\d)",
 ]
+PLAIN = [r"[0-9]+", "(yes|no)", r".*", r"\w+ \w+", r"[a-z]{40}", r".{0,9}", *REGEXES]
+"""What outlines-core takes as well, of them most."""
+COUNTED = [r"[a-z ,.]{20000,}", r".{1,2000}", r"[^\n]{1,40}", r"[a-z]{3,700}", r"\w{1,20}"]
+WORDS = [r"[a-z]{1,3000}", r"[a-z ,.]{1,3000}", r"[a-zA-Z0-9_]{1,3000}", r"[^,\n]{1,3000}"]
 
 
 def vocabulary_of(name: str) -> Vocabulary:
@@ -177,6 +184,58 @@ def masks(
     report.row("regex mask, cached, median", np.median(times), "µs", bar="≤ 20" if wide else "≤ 10")
 
 
+def automata(report: Report, vocabulary: Vocabulary) -> None:
+    """Regexes by our automaton and by outlines-core's index."""
+    ours, theirs = AutomatonBackend(), OutlinesBackend()
+    for backend in (ours, theirs):  # each gets to know the vocabulary
+        backend.compile(Spec("regex", "a"), vocabulary)
+    seconds, sizes, refused = [], [], 0
+    for text in (*PLAIN, *COUNTED):
+        spec = Spec("regex", text)
+        begun = time.perf_counter()
+        grammar = ours.compile(spec, vocabulary)
+        done = time.perf_counter()
+        try:
+            other = theirs.compile(spec, vocabulary)
+        except Refused:
+            refused += 1
+            continue
+        seconds.append((time.perf_counter() - done) / (done - begun))
+        sizes.append(other.nbytes / grammar.nbytes)
+    note = f"{min(seconds):.2g} to {max(seconds):.2g}; of {len(PLAIN) + len(COUNTED)} regexes"
+    report.row("outlines-core's time to compile a regex, against ours", np.median(seconds), "×",
+               note=f"{note}, {refused} refused there")  # fmt: skip
+    note = f"{min(sizes):.2g} to {max(sizes):.2g}"
+    report.row("outlines-core's memory for a regex, against ours", np.median(sizes), "×", note=note)
+
+
+def sets_of_tokens(report: Report, vocabulary: Vocabulary) -> None:
+    """Masks of llguidance in words, with our sets of tokens and with its own."""
+    from llguidance import LLTokenizer
+
+    ours, means = llguidance_backend._SLICES, []
+    for slices in (ours, LLTokenizer.json_slices()):
+        llguidance_backend._SLICES = slices
+        backend, row = LLGuidanceBackend(), np.zeros(vocabulary.words, np.int32)
+        for text in WORDS:
+            draw, times = random.Random(1), []
+            grammar = backend.compile(Spec("regex", text), vocabulary)
+            for _ in range(8):
+                matcher = grammar.matcher()
+                for _ in range(25):
+                    begun = time.perf_counter()
+                    matcher.fill(row)
+                    times.append(time.perf_counter() - begun)
+                    allowed = np.unpackbits(row.view(np.uint8), bitorder="little")
+                    allowed[list(vocabulary.eos_ids)] = 0
+                    matcher.accept(int(draw.choice(np.flatnonzero(allowed))))
+            means.append(np.mean(times[1:]))
+    llguidance_backend._SLICES = ours
+    ratios = [mine / own for mine, own in zip(means, means[len(WORDS) :])]
+    report.row("masks of words by llguidance, with our sets against its own", np.median(ratios),
+               "×", note=f"{min(ratios):.2g} to {max(ratios):.2g}")  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", required=True, help="JSON lines of schemas with instances")
@@ -190,6 +249,8 @@ def main() -> None:
     report.row("ids of the vocabulary", vocabulary.size, "")
     grammars = compile_all(report, cases, vocabulary, wide)
     masks(report, grammars, vocabulary, wide)
+    automata(report, vocabulary)
+    sets_of_tokens(report, vocabulary)
     report.write(options.out)
 
 

@@ -7,7 +7,6 @@ from array import array
 import msgspec
 import numpy as np
 
-from ..protocol.errors import GrammarError
 from .automaton import DEAD, ByteAutomaton
 from .state_matcher import State, StateGrammar
 from .token_levels import TokenLevels
@@ -35,9 +34,7 @@ class AutomatonGrammar(StateGrammar):
         self._names = array("i", (names << 1 | self.automaton.finals).tobytes())
         """Where the text may end, another than where it may not."""
         self._rows = np.frombuffer(form.rows, np.int32).reshape(-1, vocabulary.words)
-        state = self.state(self.start)
-        if state.dead and not state.final:
-            raise GrammarError("no token of the model can begin a match")
+        self.check_start()
 
     @property
     def nbytes(self) -> int:
@@ -62,8 +59,4 @@ class AutomatonGrammar(StateGrammar):
         else:
             row = self._levels.rows(self.automaton, np.array([number]))[0]
         dead = not row.any()
-        if final:
-            row = row.copy()
-            for end in self.vocabulary.eos_ids:
-                row.view(np.uint32)[end >> 5] |= np.uint32(1 << (end & 31))
-        return State(row, bool(final), dead)
+        return State(row | self.vocabulary.ends_row if final else row, bool(final), dead)

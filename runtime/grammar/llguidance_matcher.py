@@ -179,9 +179,7 @@ class LLGuidanceMatcher:
     def _fill_ends(self, row: MaskRow) -> None:
         if not self._ends:
             raise GrammarError("the output is whole, and the vocabulary has no id to end it with")
-        row[:] = 0
-        for end in self._ends:
-            row[end >> 5] |= np.uint32(1 << (end & 31)).astype(np.int32)
+        row[:] = self._vocabulary.ends_row
 
     def _fill_endless(self, row: MaskRow) -> None:
         """The tokenizer given to the library ends with a made-up end, cut off here."""

@@ -6,7 +6,6 @@ import msgspec
 import numpy as np
 import outlines_core
 
-from ..protocol.errors import GrammarError
 from .automaton import DEAD, ByteAutomaton
 from .matcher import MaskRow
 from .state_matcher import State, StateGrammar
@@ -35,9 +34,7 @@ class OutlinesGrammar(StateGrammar):
         self.index = index
         self._made = form.rows
         self._given_bytes = len(form.index) * 3 + sum(map(len, form.rows.values()))
-        state = self.state(self.start)
-        if state.dead and not state.final:
-            raise GrammarError("no token of the model can begin a match")
+        self.check_start()
 
     @property
     def nbytes(self) -> int:
@@ -76,8 +73,7 @@ def packed_row(ids: np.ndarray, final: bool, vocabulary: Vocabulary) -> MaskRow:
     """The packed row of a state in which ``ids`` may come; ends too if it is ``final``."""
     bits = np.zeros(vocabulary.words * 32, np.bool_)
     bits[ids] = True
-    if final:
-        bits[list(vocabulary.eos_ids)] = True
     row = np.packbits(bits, bitorder="little").view(np.int32)
+    row |= vocabulary.ends_row if final else 0
     row.flags.writeable = False
     return row

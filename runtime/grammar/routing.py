@@ -11,8 +11,8 @@ ROUTES: dict[str, tuple[str, ...]] = {
     "json_schema": ("llguidance",),
     "ebnf": ("automaton", "llguidance"),
 }
-"""What outlines-core takes the automaton takes too, sooner and in a tenth of the memory: that is
-there for who pins it, and to compare with."""
+"""What outlines-core takes the automaton takes too, mostly sooner and in a fraction of the memory:
+outlines is there for who pins it, and to compare with."""
 
 BACKENDS = ("outlines", "automaton", "llguidance")
 

@@ -62,6 +62,12 @@ class StateGrammar(ABC):
         """That of all but rows."""
         return self.automaton.nbytes + self._planned * _PLANNED_BYTES
 
+    def check_start(self) -> None:
+        """Raises `GrammarError` where nothing may come at the start."""
+        state = self.state(self.start)
+        if state.dead and not state.final:
+            raise GrammarError("no token of the model can begin a match")
+
     def matcher(self) -> StateMatcher:
         """A fresh matcher at the start of an output."""
         return StateMatcher(self)

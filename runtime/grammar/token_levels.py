@@ -12,7 +12,7 @@ from .automaton import DEAD, ByteAutomaton
 from .vocabulary import Vocabulary
 
 _AT_ONCE = 64
-"""States that take all tokens at once: what one more costs, in memory of tens of megabytes."""
+"""States that take all tokens at once, in some tens of megabytes."""
 
 
 class _Level(NamedTuple):

@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..protocol.errors import GrammarError
+from .matcher import MaskRow
 
 if TYPE_CHECKING:
     from ..gateway.tokenizer import Tokenizer
@@ -59,6 +62,15 @@ class Vocabulary:
     def words(self) -> int:
         """int32 words of one packed mask row: ceil(size / 32)."""
         return (self.size + 31) // 32
+
+    @cached_property
+    def ends_row(self) -> MaskRow:
+        """The mask row of nothing but the ids that end an answer. Not to be changed."""
+        bits = np.zeros(self.words * 32, np.bool_)
+        bits[list(self.eos_ids)] = True
+        row = np.packbits(bits, bitorder="little").view(np.int32)
+        row.flags.writeable = False
+        return row
 
     @cached_property
     def fingerprint(self) -> str:
